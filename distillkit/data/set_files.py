@@ -72,8 +72,7 @@ def load_set(
         TypeError, ValueError: an argument does not apply to the format, the file has an unknown layout, soft labels are
             not probabilities, or `normalization` is missing for a `.pt` file.
     """
-    hub = isinstance(source, str) and source.startswith(_HUB)
-    path = _from_hub(str(source)) if hub else check.path(source, "source")
+    path = _from_hub(str(source)) if str(source).startswith(_HUB) else check.path(source, "source")
     shipped = _shipped()
     if str(source) in shipped and not path.exists():
         _refuse(source, normalization=normalization, class_names=class_names, logits=logits)

@@ -147,7 +147,7 @@ def _converted(block: Any, begin: int, options: dict[str, Any]) -> LabeledImages
             f"dataset must give pixels in [0, 1], or bytes, but items {begin} and later have values from {low:.4g} to "
             f"{high:.4g}; if its transform normalizes, pass normalization="
         )
-    return made.replace(images=pixels.clamp(0, 1), normalization=IDENTITY)
+    return made.replace(images=pixels, normalization=IDENTITY)
 
 
 def _blocks(dataset: Any) -> Iterator[Subset[Any]]:

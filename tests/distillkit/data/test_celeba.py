@@ -49,7 +49,7 @@ def write(folder: Path) -> Path:
 
 def test_faces_labels_and_people(tmp_path: Path, global_rng_untouched: None) -> None:
     split = load_celeba(write(tmp_path / "celeba"), size=(8, 6), normalization=HALF)
-    assert split.classes == ("not Smiling", "Smiling")
+    assert split.classes == DATASETS["celeba"].classes == ("not Smiling", "Smiling")
     assert split.users == ("7", "12", "99", "2880")
     assert split.validation is not None
     for part, data in enumerate((split.train, split.validation, split.test)):
@@ -164,13 +164,13 @@ def test_stored_faces_equal_loaded_ones(tmp_path: Path) -> None:
 
 def test_celeba_by_name(tmp_path: Path) -> None:
     write(tmp_path / "celeba")
-    options: dict[str, Any] = {"root": tmp_path, "size": (8, 6), "normalization": HALF}
+    options: dict[str, Any] = {"root": tmp_path, "size": (8, 6), "normalization": HALF, "progress": False}
     assert load("celeba", **options).train.labels.tolist() == [1, 1, 0]
     split = load("celeba", **options, attributes="Blond_Hair")
     assert split.train.labels.tolist() == [0, 1, 0]
     require_same(open_dataset("CelebA", **options, attributes="Blond_Hair", cache=tmp_path / "cache"), split)
     for name, words in (
-        ("celeba", "images is no option of celeba.* attributes"),
-        ("mnist", "images is no option of mn"),
+        ("CelebA", "images is no option of celeba; its own options: attributes, progress$"),
+        ("mnist", "images is no option of mnist; its own options: none$"),
     ):
-        refused(lambda name=name: load(name, root=tmp_path, images="x"), TypeError, words)  # type: ignore[misc]
+        refused(lambda name=name: load(name, root=tmp_path, images="x", labels="y"), TypeError, words)  # type: ignore[misc]

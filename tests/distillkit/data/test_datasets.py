@@ -235,6 +235,7 @@ def test_missing_files_are_named_with_the_command(name: str, tmp_path: Path, mon
     assert f"load('{name}', root='{tmp_path}', download=True)" in message
     assert str(tmp_path) in message
     assert files[-1].name not in named
+    refused(lambda: load(name, root=tmp_path / "none"), FileNotFoundError, f"missing {DATASETS[name].files}, ")
 
 
 def test_damaged_files_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,12 +56,13 @@ def test_three_folders_are_three_clients(options: dict[str, Any], tmp_path: Path
     }
 
 
-def test_a_folder_of_sources_like_the_retina_sets(tmp_path: Path) -> None:
-    for name in ("REFUGE", "Drishti"):
+def test_a_folder_of_sources_like_the_retina_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("REFUGE", "Drishti.v1"):
         for part, each in (("Training", 3), ("Testing", 2)):
             folder(tmp_path / name / part, ("Glaucoma", "Normal"), each)
-    retina = load_domains(tmp_path, size=8, normalization=HALF)
-    assert retina.domains == ("Drishti", "REFUGE")
+    retina = load_domains("~", size=8, normalization=HALF)
+    assert retina.domains == ("Drishti.v1", "REFUGE")
     assert retina.train.shape == (3, 8, 8)
     assert [data.columns["domain"].tolist() for data in retina] == [[0] * 6 + [1] * 6, [0] * 4 + [1] * 4]
     assert retina.train.normalization == HALF
@@ -79,6 +80,7 @@ def test_names_npz_and_splits_can_be_joined(tmp_path: Path) -> None:
     named = load_domains(["digits"], size=16, channels=3, normalization=HALF)
     torch.testing.assert_close(named.train.images, joined.train.images[: len(digits.train)])
     assert named.domains == ("digits",)
+    assert load_domains({"own": tmp_path / "own.npz"}, classes=list("jihgfedcba")).classes == tuple("jihgfedcba")
 
 
 def test_classes_are_matched_by_name(global_rng_untouched: None) -> None:
@@ -97,7 +99,7 @@ def test_classes_are_matched_by_name(global_rng_untouched: None) -> None:
     multi = as_domains({"a": Split(rows, rows, ("a", "b", "c"))}, classes=("c", "a", "d", "b"), normalization=HALF)
     assert torch.equal(multi.train.labels, torch.tensor([[0.3, 0.1, 0.0, 0.2]]))
     with pytest.raises(ValueError, match="labels of different kinds"):
-        as_domains({"a": one, "b": Split(rows, rows, ("cat", "dog", "cow"))}, classes=("cat", "dog", "cow"))
+        as_domains({"a": one, "c": one, "b": Split(rows, rows, ("cat", "dog", "cow"))}, classes=("cat", "dog", "cow"))
 
 
 def test_a_class_count_that_was_derived_is_still_derived() -> None:
@@ -135,8 +137,9 @@ def test_background_reaches_the_folders(tmp_path: Path) -> None:
 
 def test_a_source_without_a_test_set_is_allowed(tmp_path: Path) -> None:
     places = {"a": folder(tmp_path / "a"), "b": folder(tmp_path / "b")}
-    joined = load_domains(places, size=4, test_fraction=0.0)
-    assert (len(joined.train), len(joined.test)) == (20, 0)
+    (tmp_path / "b" / "cow").mkdir()
+    joined = load_domains(places, size=4, test_fraction=0.0, classes=["dog", "cow", "cat"])
+    assert (joined.train.counts().tolist(), len(joined.test)) == ([10, 0, 10], 0)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,14 @@ def test_a_source_without_a_test_set_is_allowed(tmp_path: Path) -> None:
         ({"a": split(("x",), [0], 0.0), "b": split(("y",), [0], 0.0)}, {}, ValueError, "'b' lacks x and has y"),
         ({"a": split(("x", "y"), [0], 0.0), "b": split(("y",), [0], 0.0)}, {}, ValueError, "'b' lacks x; rename"),
         ({"a": split(("x", "y"), [0], 0.0)}, {"classes": ("y",)}, ValueError, "'a' has x"),
-        ({"a": split(("x",), [0], 0.0)}, {"classes": ("x", "x")}, ValueError, "classes must be distinct"),
+        ({"a": split(("x",), [0], 0.0)}, {"classes": ("x", "x")}, ValueError, r"at least one, got \['x', 'x'\]"),
+        ({"a": split(("x",), [0], 0.0)}, {"classes": []}, ValueError, r"at least one, got \[\]"),
+        (
+            {"a": split(tuple("abcdefg"), [0], 0.0), "b": split(tuple("hijklmn"), [0], 0.0)},
+            {},
+            ValueError,
+            "classes, a, b, c, d, e, f, g, but 'b' lacks a, b, c, d, e and has h, i, j, k, l; rename",
+        ),
         ({"a": split(("x",), [0], 0.0)}, {"classes": "x"}, TypeError, "classes must be a list"),
         ({"a": split(("x",), [0], 0.0)}, {"size": 0}, ValueError, "size must be"),
         ({"a": split(("x",), [0], 0.0)}, {"channels": 2}, ValueError, "channels must be"),
@@ -170,8 +180,9 @@ def test_different_shapes_are_refused_with_the_remedy(tmp_path: Path) -> None:
         r"'colour' is \[3, 6, 6\].*'grey' is \[1, 6, 6\]; give channels=",
     )
     assert load_domains(places, channels=3, test_fraction=0).train.shape == (3, 6, 6)
-    with pytest.raises(ValueError, match="'digits' is .*; give size="):
-        load_domains({"a": split(tuple("0123456789"), [0], 0.0), "digits": load("digits")}, channels=3)
+    for channels, remedy in ((3, "size="), (None, "channels=1 or")):
+        with pytest.raises(ValueError, match=f"'digits' is .*; give {remedy}"):
+            load_domains({"a": split(tuple("0123456789"), [0], 0.0), "digits": load("digits")}, channels=channels)
 
 
 def test_missing_and_invalid_sources_are_named(tmp_path: Path) -> None:
@@ -179,13 +190,15 @@ def test_missing_and_invalid_sources_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"sources are missing: south \(.*/south\), east \("):
         load_domains({name: tmp_path / name for name in ("north", "south", "east")})
     refused(lambda: load_domains(tmp_path / "nowhere"), FileNotFoundError, "no folder")
-    with pytest.raises(FileNotFoundError, match="has no sub-folders; expected one per source"):
+    with pytest.raises(FileNotFoundError, match=f"^{tmp_path}/north/cat has no sub-folders; expected one per source"):
         load_domains(tmp_path / "north" / "cat")
     folder(tmp_path / "one" / "train")
     with pytest.raises(ValueError, match="is one dataset, with a train folder; load it with load_folder"):
         load_domains(tmp_path / "one")
     with pytest.raises(ValueError, match=r"load your own pictures with .* load_domains\(\{name: path"):
         load_domains([str(tmp_path / "north")])
-    refused(lambda: load_domains(["digits", "digits"]), ValueError, "sources must be distinct")
+    twice = ["mnist", "digits", "digits"]
+    refused(lambda: load_domains(twice), ValueError, r"distinct, got \['mnist', 'digits', 'digits'\]")
+    refused(lambda: load_domains({"a": ""}), ValueError, r"sources\['a'\] must be the path of")
     refused(lambda: load_domains({"a": 5}), TypeError, "sources must be name -> path or Split, but 'a' is a int")
     refused(lambda: load_domains(5), TypeError, "sources must be a list")

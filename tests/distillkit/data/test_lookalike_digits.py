@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from distillkit import Normalization
-from distillkit.data import Split, load, load_domains, lookalike_digits, mnist_m_like, synth_digits_like
+from distillkit.data import DATASETS, Split, load, load_domains, lookalike_digits, mnist_m_like, synth_digits_like
 from distillkit.data.lookalike_digits import _FONTS, _colours, _font, _mask
 from distillkit.rng import derive
 from tests.refused import refused
@@ -16,7 +17,7 @@ HALF = Normalization([0.5], [0.5])
 
 
 def few() -> Split:
-    digits = load("digits", size=16)
+    digits = load("digits", size=(16, 14))
     return Split(digits.train[:40], digits.test[:10], digits.classes)
 
 
@@ -27,19 +28,22 @@ def test_digits_are_blended_as_the_difference_to_a_crop(
     monkeypatch.setattr(lookalike_digits, "_CHUNK", chunk)
     photo = np.random.default_rng(0).integers(0, 256, (20, 18, 3), np.uint8)
     digits = few()
-    made = mnist_m_like(digits, photos=[photo, 255 - photo], normalization=HALF)
-    crops = torch.from_numpy(photo).permute(2, 0, 1).float().div(255).unfold(1, 16, 1).unfold(2, 16, 1)
+    made = mnist_m_like(digits, photos=[photo, 255 - photo, 0 * photo], normalization=HALF)
+    crops = torch.from_numpy(photo).permute(2, 0, 1).float().div(255).unfold(1, 16, 1).unfold(2, 14, 1)
     crops = crops.permute(1, 2, 0, 3, 4).flatten(0, 1)
-    crops = torch.cat([crops, 1 - crops])  # all fifteen of each photo
-    used = set()
-    for picture, digit in zip(made.train.pixels(), digits.train.pixels(), strict=True):
-        far = (crops - digit).abs().sub(picture).abs().flatten(1).amax(1)
-        assert float(far.min()) < 1e-5
-        used.add(int(far.argmin()))
-    assert len(used) > 16
-    assert torch.equal(made.train.labels, digits.train.labels)
-    assert made.train.info == {"dataset": "digits-m-like", "photos": 2, "split": "train"}
-    assert made.train.normalization == HALF
+    crops = torch.cat([crops, 1 - crops, 0 * crops[:1]])  # all 25 of each photo, but for the black one
+    used = []
+    for part, data, own in zip(("train", "test"), made, digits, strict=True):
+        for picture, digit in zip(data.pixels(), own.pixels(), strict=True):
+            far = (crops - digit).abs().sub(picture).abs().flatten(1).amax(1)
+            assert float(far.min()) < 1e-5
+            used.append(int(far.argmin()))
+        assert torch.equal(data.labels, own.labels)
+        assert data.info == {"dataset": "digits-m-like", "photos": 3, "split": part}
+        assert data.normalization == HALF
+    assert len(set(used)) > 16
+    first, second = ([k % 25 for k in used if k // 25 == photo] for photo in (0, 1))
+    assert first[:4] != second[:4]
 
 
 def test_default_photos_and_seeds() -> None:
@@ -48,10 +52,10 @@ def test_default_photos_and_seeds() -> None:
     assert torch.equal(first.images, again.images)
     assert not torch.equal(first.images, other.images)
     assert first.info["photos"] == 2
-    assert first.shape == (3, 16, 16)
-    for given in (True, False):
-        known = Split(*(part.replace(classes_given=given) for part in digits), digits.classes)
-        assert {part.classes_given for part in mnist_m_like(known)} == {given}
+    assert mnist_m_like(digits, photos=[np.zeros((16, 14, 3), np.uint8)]).train.shape == first.shape == (3, 16, 14)
+    for given, info, name in ((True, {}, "digits-m-like"), (False, {"dataset": "mnist"}, "mnistm-like")):
+        known = Split(*(part.replace(classes_given=given, info=info) for part in digits), digits.classes)
+        assert {(part.classes_given, part.info["dataset"]) for part in mnist_m_like(known)} == {(given, name)}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,12 @@ def test_default_photos_and_seeds() -> None:
         ({"photos": np.zeros((30, 30, 3), np.uint8)}, ValueError, r"photos must be uint8 \[H, W, 3\], got torch.uint8"),
         ({"photos": [np.zeros((30, 30, 3))]}, ValueError, r"photos must be uint8 .*, got torch.float32 \[30, 30, 3\]"),
         ({"photos": ["china.jpg"]}, ValueError, "photos must be uint8 .*, got str"),
-        ({"photos": [np.zeros((30, 15, 3), np.uint8)]}, ValueError, r"smaller than the digits, 16x16, got \[30, 15\]"),
+        ({"photos": [np.zeros((30, 30, 4), np.uint8)]}, ValueError, r"must be uint8 .*, got torch.uint8 \[30, 30, 4\]"),
+        (
+            {"photos": [np.zeros((30, width, 3), np.uint8) for width in (14, 13)]},
+            ValueError,
+            r"smaller than the digits, 16x14, got \[30, 13\]",
+        ),
         ({"photos": 3}, TypeError, "photos must be a list"),
     ],
 )
@@ -81,16 +90,24 @@ def test_drawn_digits_are_balanced_coloured_and_reproducible(global_rng_untouche
     assert first.train.info == {"dataset": "synthdigits-like", "split": "train"}
     pixels = first.train.pixels().flatten(2)
     assert float((pixels.amax(2) - pixels.amin(2)).mean(1).min()) > 0.1  # every digit can be seen
-    assert len({tuple(p[:, 0].tolist()) for p in pixels}) == 53  # grounds differ
+    grounds = torch.cat([pixels, first.test.pixels().flatten(2)])[..., 0]
+    assert len({tuple(ground) for ground in grounds.tolist()}) == 73
     stroke, ground = _colours(2000, derive(0))
     assert 0.25 <= float((stroke - ground).abs().mean(1).min()) < 0.27  # any colours with this mean difference
+    assert float((stroke - ground).mean(1).abs().min()) < 0.1
 
 
 def test_digits_are_moved_turned_and_blurred_within_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(lookalike_digits, "_mask", lambda *_, **g: seen.append(g) or torch.zeros(8, 8))
-    synth_digits_like(train=500, test=10, size=8)
-    drawn = torch.tensor([[one["height"], one["turn"], *one["shift"], one["blur"]] for one in seen])
+    monkeypatch.setattr(lookalike_digits, "_mask", lambda *a, **g: seen.append((*a, g)) or torch.zeros(8, 8))
+    made = synth_digits_like(train=500, test=10, size=8)
+    texts, faces, sizes, forms = zip(*seen)
+    left, digits, right = zip(*texts)
+    assert list(map(int, digits)) == [*made.train.labels.tolist(), *made.test.labels.tolist()]
+    assert set(left) == set(right) == {"", *"0123456789"}
+    assert all(abs(one.count("") / 510 - 0.5) < 0.1 for one in (left, right))
+    assert (set(faces), set(sizes)) == (set(_FONTS), {8})
+    drawn = torch.tensor([[one["height"], one["turn"], *one["shift"], one["blur"]] for one in forms])
     low, high = torch.tensor([0.5, -20, -0.1, -0.1, 0]), torch.tensor([0.9, 20, 0.1, 0.1, 1.2])
     near = 0.02 * (high - low)
     assert float((drawn.T.corrcoef() - torch.eye(5)).abs().max()) < 0.2
@@ -142,6 +159,7 @@ def test_all_faces_have_their_own_ten_digits() -> None:
     [
         ({"train": 9}, ValueError, "train must be at least 10"),
         ({"test": 2.5}, TypeError, "test must be an int"),
+        ({"test": 9}, ValueError, "test must be at least 10"),
         ({"size": 4}, ValueError, "size must be at least 8"),
     ],
 )
@@ -153,6 +171,14 @@ def test_lookalikes_are_domains_by_name_with_their_suffix(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         lookalike_digits.synth_digits_like, "__kwdefaults__", {**SMALL, "normalization": None, "generator": 0}
     )
+    digits, asked = few(), list[Any]()
+    with monkeypatch.context() as patch:
+        patch.setattr("distillkit.data.datasets.load", lambda name, **given: asked.append((name, given)) or digits)
+        blended = DATASETS["mnistmlike"].load(Path("here"), download=True, normalization=HALF)
+    assert asked == [("mnist", {"root": Path("here"), "download": True})]
+    for split, own in ((blended, mnist_m_like(digits)), (load("synthdigits-like"), synth_digits_like())):
+        for part, other in zip(split, own, strict=True):
+            torch.testing.assert_close(part.pixels(), other.pixels(), rtol=0, atol=1e-6)
     joined = load_domains(["digits", "synthdigits-like"], size=8, channels=3, normalization=HALF)
     assert joined.domains == ("digits", "synthdigits-like")
     assert joined.train.columns["domain"].bincount().tolist() == [1438, 20]

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from distillkit import Normalization
-from distillkit.data import NAMES, load, open_dataset
+from distillkit.data import DATASETS, NAMES, load, open_dataset
 from distillkit.data.readers._medmnist import CLASSES
 from tests.pictures import bytes_of
 from tests.refused import refused
@@ -67,6 +67,7 @@ def test_a_set_gives_its_pixels_labels_and_classes(name: str, tmp_path: Path) ->
         assert np.array_equal(data.labels.numpy().reshape(COUNTS[part], -1), arrays[f"{part}_labels"])
         assert (data.shape, data.num_classes, data.classes_given) == ((channels, 28, 28), classes, True)
         assert data.info["dataset"] == name
+    assert DATASETS[name].shape == split.train.shape
     assert split.train.labels.ndim == (2 if name == "chestmnist" else 1)
     assert split.classes == CLASSES[name]
 

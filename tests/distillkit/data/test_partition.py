@@ -104,6 +104,7 @@ def test_iid_is_even_and_unrelated_to_the_label() -> None:
     labels = balanced(2, 1005)
     parts = partition.iid(labels, 4)
     assert sorted(len(p) for p in parts) == [502, 502, 503, 503]
+    assert [len(p) for p in partition.iid(labels[:3], 3)] == [1, 1, 1]
     counts = partition.summary(labels, parts)
     assert ((counts / counts.sum(1, keepdim=True) - 0.5).abs() < 0.08).all()
     refused(lambda: partition.iid(torch.zeros(2).long(), 3), ValueError, "3 clients cannot share 2 images")
@@ -238,8 +239,9 @@ def test_the_other_classes_of_a_client_are_uniform() -> None:
 
 def test_impossible_class_counts_are_refused() -> None:
     labels = balanced(6, 20)
-    with pytest.raises(ValueError, match="2 clients with 2 classes each cannot own all 6"):
-        partition.classes_per_client(labels, 2, 2)
+    for clients, k in ((2, 2), (1, 4)):
+        with pytest.raises(ValueError, match=f"{clients} clients with {k} classes each cannot own all 6"):
+            partition.classes_per_client(labels, clients, k)
     with pytest.raises(ValueError, match="k must be at most the number of classes, 6, got 7"):
         partition.classes_per_client(labels, 8, 7)
     with pytest.raises(ValueError, match="class 5 has 2 images for 3 clients"):
@@ -296,7 +298,7 @@ def test_dominant_class_of_few_images() -> None:
         partition.dominant_class(labels, 4, 0.01)
     assert partition.summary(labels, partition.dominant_class(labels, 4, 0.02))[:, 4].tolist() == [1, 49, 1, 49]
     for share in (0.0, 1.1):
-        with pytest.raises(ValueError, match="share"):
+        with pytest.raises(ValueError, match="share must be"):
             partition.dominant_class(labels, 4, share)
 
 
@@ -370,7 +372,7 @@ def test_cap_size_draws_the_kept_images() -> None:
 @pytest.mark.parametrize("name", ALL)
 @given(seed=st.integers(0, 10**6), each=st.integers(20, 40))
 def test_applied_to_another_set_a_partition_keeps_every_clients_mix(name: str, seed: int, each: int) -> None:
-    labels, rng = 3 * balanced(4, each, seed) + 2, derive(seed, "other")
+    labels, rng = uneven(4, each, seed), derive(seed, "other")
     other = 3 * torch.multinomial(torch.tensor([4.0, 0, 1, 2, 8]), 600, replacement=True, generator=rng) + 2
     other = torch.cat([other[other != 5], torch.tensor([5, 1, 5, 5, 5, 5, 5])])
     parts = ALL[name](labels, 8, generator=seed)
@@ -400,8 +402,12 @@ def test_a_partition_by_users_gives_users_all_their_other_images() -> None:
     begun, many = time.process_time(), torch.arange(20_000) % 5000
     assert sum(map(len, partition.apply(many, partition.by_domain(many), many))) == 20_000
     assert time.process_time() - begun < 10
-    with pytest.raises(ValueError, match="other has no image of class 2, .* pass a set with all classes"):
-        partition.apply(users, partition.by_domain(users), other[other != 2])
+    for k in (2, 7):
+        with pytest.raises(ValueError, match=f"other has no image of class {k}, .* pass a set with all classes"):
+            partition.apply(users, partition.by_domain(users), other[other != k])
+    assert list(map(len, partition.apply(users * 0, [[0, 1], [2, 3, 5]], other * 0))) == [2, 3]  # type: ignore[list-item]
+    alone = partition.apply(torch.arange(12) // 10, [torch.arange(12)], torch.arange(7) // 5)  # a half, and both
+    assert torch.bincount((torch.arange(7) // 5)[alone[0]]).tolist() == [5, 1]
     with pytest.raises(ValueError, match="was it made for another set"):
         partition.apply(users[:3], partition.by_domain(users), other)
     refused(lambda: partition.apply(users, partition.by_domain(users), torch.rand(6, 2)), TypeError, "other must be")

@@ -42,7 +42,7 @@ def test_files_of_dc_dsa_and_dm(tmp_path: Path) -> None:
         assert torch.equal(load_set(path, normalization=CIFAR, run=run).images, X + run)
     with pytest.raises(ValueError, match=r"run must be in \[0, 3\), the number of sets in .*, got 3"):
         load_set(path, normalization=CIFAR, run=3)
-    assert load_set(dm(tmp_path / "one.pt", 1), normalization=CIFAR).info == {"source": "one.pt"}
+    assert load_set(dm(tmp_path / "one.PT", 1), normalization=CIFAR).info == {"source": "one.PT"}
 
 
 def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
@@ -95,12 +95,16 @@ def test_bytes_are_pixels_and_rows_in_half_precision_are_renormalized(tmp_path: 
     assert torch.allclose(found.pixels(), (X * 40 + 128).clamp(0, 255).byte() / 255, atol=1e-6)
     assert torch.allclose(found.labels.sum(1), torch.ones(6), atol=1e-6)
     assert torch.allclose(found.labels, ROWS, atol=1e-3)
+    assert found.normalization == CIFAR
     for factor, accepted in ((1.009, True), (1.011, False), (0.991, True), (0.989, False)):
         torch.save([X, torch.cat([ROWS[:5], ROWS[5:] * factor])], tmp_path / "a.pt")
         if accepted:
             assert torch.allclose(load_set(tmp_path / "a.pt", normalization=CIFAR).labels, ROWS)
         else:
             refused(lambda: load_set(tmp_path / "a.pt", normalization=CIFAR), ValueError, "are not probabilities")
+    torch.save([X, torch.tensor([[1.5, -0.5, 0]] * 5 + [[0.5, 0.5, 0.009]])], tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="range from -0.5 to 1.5 and sum to 1 to 1.01; pass logits=True if they are"):
+        load_set(tmp_path / "a.pt", normalization=CIFAR)
 
 
 class Runs:
@@ -127,6 +131,7 @@ def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
     path = dm(tmp_path / "a.pt", 1)
     refused(lambda: load_set(path), TypeError, r"normalization must be given, because a\.pt does not contain it")
     refused(lambda: load_set(path, normalization=CIFAR, logits=True), ValueError, "logits=True needs label rows")
+    refused(lambda: load_set(path, normalization=CIFAR, logits="no"), TypeError, "logits must be")  # type: ignore[arg-type]
     torch.save({"weights": X}, tmp_path / "b.pt")
     with pytest.raises(ValueError, match=r"b\.pt holds a dictionary of weights; expected tensors `images`"):
         load_set(tmp_path / "b.pt", normalization=CIFAR)
@@ -137,8 +142,12 @@ def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
     refused(lambda: load_set(tmp_path / "c.pt", normalization=CIFAR), TypeError, "labels must be class indices")
     torch.save((X, Y, torch.tensor([0.1, 0.2])), tmp_path / "c.pt")
     assert "lr_student" not in load_set(tmp_path / "c.pt", normalization=CIFAR).info
+    torch.save((X, Y, 0.0), tmp_path / "c.pt")
+    assert load_set(tmp_path / "c.pt", normalization=CIFAR).info["lr_student"] == 0
     refused(lambda: load_set(tmp_path / "d.pt", normalization=CIFAR), FileNotFoundError, "d.pt does not exist")
-    refused(lambda: load_set("cifar10-dm-3"), FileNotFoundError, "no set or file 'cifar10-dm-3'; shipped sets: ")
+    refused(
+        lambda: load_set("cifar10-dm-3"), FileNotFoundError, "no set .*'cifar10-dm-3'; shipped sets: digits-c.*, fash"
+    )
 
 
 def test_own_files_and_folders_of_pictures(tmp_path: Path) -> None:
@@ -154,3 +163,6 @@ def test_own_files_and_folders_of_pictures(tmp_path: Path) -> None:
     assert (len(found), found.class_names, found.normalization) == (2, ("00000", "00001"), IDENTITY)
     assert torch.allclose(found.images[0, :, 0, 0], torch.tensor([0.2, 0.4, 0.8]), atol=0.02)
     assert load_set(tmp_path / "rded", normalization=CIFAR).normalization == CIFAR
+    for option, value in {"logits": True, "class_names": ("a", "b")}.items():
+        with pytest.raises(TypeError, match=f"{option} must be left out for .*rded', which contains it"):
+            load_set(tmp_path / "rded", **{option: value})  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from distillkit import LabeledImages, evaluate
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.data import load, load_set, set_cards, set_files
 from distillkit.networks import ConvNet
+from distillkit.normalization import IDENTITY
 from distillkit.training import Protocol
 
 ROOT = Path(__file__).parents[3]
@@ -85,18 +87,25 @@ def test_rows_of_other_images_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     rows, labels = tensors["indices"], tensors["labels"]
     swapped = rows.clone()
     swapped[0] = rows[1]  # of one class
+    back = rows.clone()
+    back[1] = rows[0]
     assert int(labels[0]) == int(labels[1])
-    for name, changed in {"a": {}, "b": {"indices": swapped}, "c": {"labels": labels.roll(1)}}.items():
+    others = {"a": {}, "b": {"indices": swapped}, "c": {"labels": labels.roll(1)}, "d": {"indices": back}}
+    for name, changed in others.items():
         text = {"format": "distillkit.ImageIndex/1", "set": json.dumps(facts)}
         write_tensors(tmp_path / f"{name}.safetensors", {**tensors, **changed}, text)
-    assert isinstance(load_set("a"), LabeledImages)
-    for name in "bc":
+    asked: list[Any] = []
+    monkeypatch.setattr(set_files, "load", lambda name, root, **options: asked.append(root) or load(name, **options))
+    assert (load_set("a", root="here").info, asked) == (facts["info"], ["here"])
+    for name in "bcd":
         with pytest.raises(ValueError, match=f"images of digits to which {name} refers have changed since it was made"):
             load_set(name)
 
 
-def test_options_of_other_formats_are_refused() -> None:
-    with pytest.raises(TypeError, match="class_names must be left out for 'digits-dm-10', which contains it"):
-        load_set("digits-dm-10", class_names=tuple("0123456789"))
-    with pytest.raises(TypeError, match="logits must be left out"):
-        load_set("digits-dm-10", logits=True)
+def test_options_of_other_formats_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"class_names": tuple("0123456789"), "logits": True, "normalization": IDENTITY}
+    for option, value in given.items():
+        with pytest.raises(TypeError, match=f"{option} must be left out for 'digits-dm-10', which contains it"):
+            load_set("digits-dm-10", **{option: value})
+    monkeypatch.chdir(tmp_path)
+    assert len(LabeledImages.load(load_set("digits-dm-1").export("digits-dm-10"))) == len(load_set("digits-dm-10"))

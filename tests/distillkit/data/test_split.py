@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ def slices(patients: int, each: int, seed: int = 0) -> LabeledImages:
     """Return some pictures of each patient, shuffled; each patient has one class."""
     patient = torch.arange(patients).repeat_interleave(each)[torch.randperm(patients * each, generator=derive(seed))]
     images = torch.rand(len(patient), 1, 2, 2, generator=derive(seed, "pixels"))
-    return LabeledImages(images, patient % 2, num_classes=2, columns={"patient": 7 * patient})
+    return LabeledImages(images, patient % 2, num_classes=2, columns={"patient": 7 * patient, "age": 7 * patient})
 
 
 @given(seed=st.integers(0, 100), patients=st.integers(4, 12), each=st.integers(1, 4))
@@ -52,7 +53,14 @@ def test_content_decides_anew_in_a_second_split() -> None:
     assert first.train.info["hold_out"] == second.test.info["hold_out"] == "content"
     count = len(first.train.columns["patient"].unique())
     assert count / 4 < len(second.test.columns["patient"].unique()) < 3 * count / 4
-    assert split_by(first.train, "patient", 0.5).train.info["hold_out"] == "random"
+    third = split_by(
+        split_by(first.train, "patient", 0.4, hold_out="content").train, "patient", 0.5, hold_out="content"
+    )
+    assert len(third.train) / 2 < len(third.test) < 2 * len(third.train)
+    ages = split_by(data, "age", 0.5, hold_out="content").test.columns["age"]
+    assert not torch.equal(ages, first.test.columns["age"])
+    for one, other in ((first.train, "random"), (split_by(data, "patient", 0.5).train, "content")):
+        assert split_by(one, "patient", 0.5, hold_out=other).train.info["hold_out"] == "random"  # type: ignore[arg-type]
     alone = data[(data.columns["patient"] == 0).nonzero().flatten()]
     assert sorted(map(len, split_by(alone, "patient", 0.5, hold_out="content"))) == [0, 2]
     whole = split_by(data.replace(info={"domains": ["a", "b"]}), "patient", 0.0)
@@ -69,7 +77,7 @@ def test_label_rows_are_split_too() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"column": "user"}, "column must be one of patient; got 'user'"),
+        ({"column": "user"}, "column must be one of age, patient; got 'user'"),
         ({"test_fraction": -0.1}, "test_fraction must be at least 0, got -0.1"),
         ({"test_fraction": 1.0}, "test_fraction must be less than 1, got 1"),
         ({"test_fraction": 0.1}, "test_fraction=0.1 of 4 values of 'patient' leaves no test set"),
@@ -91,8 +99,13 @@ def test_parts_of_a_split_have_one_form(part: str) -> None:
         "num_classes": one.replace(num_classes=3),
     }
     for what, other in others.items():
-        with pytest.raises(ValueError, match=f"train and {part} must have the same {what}"):
+        words = f"train and {part} must have the same {what}, got {getattr(one, what)} and {getattr(other, what)}"
+        with pytest.raises(
+            ValueError, match=re.escape(words) + ("; give size= or channels=$" if what == "shape" else "$")
+        ):
             Split(one, **{"test": one, "validation": None, "classes": ("a", "b"), part: other})
+    with pytest.raises(ValueError, match="classes must be 2 names, got 3"):
+        Split(one, one, ("a", "b", "c"))
 
 
 def test_a_column_of_floats_is_refused() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -44,10 +45,14 @@ class Pairs(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
+    def __len__(self) -> int:
+        return 7  # for example, that of one worker
+
     def __iter__(self) -> Iterator[Any]:
         yield from zip(PIXELS, LABELS.tolist())
 
 
+TORN = type("Torn", (), {"__len__": lambda _: 36, "__iter__": lambda _: zip(PIXELS[:35], LABELS)})()
 FLOATS = SPACE.encode(PIXELS.float() / 255)
 SOURCES: dict[str, Any] = {
     "list of pairs": list(zip(PIXELS, LABELS)),
@@ -98,6 +103,16 @@ def test_a_complete_file_is_opened_without_the_dataset(tmp_path: Path) -> None:
         refused(call, ValueError, r"a\.npy holds 75 images 3x10x9, but this call asks for other ones .*delete the file")
     refused(lambda: store_dataset(data, path, num_classes=2), ValueError, "num_classes=2")
     refused(lambda: store_dataset(data, path, class_names=["v", "w"]), ValueError, "num_classes=2")
+    odd: dict[str, Any] = {"num_classes": 5, "class_names": ["v", "w"]}
+    refused(lambda: store_dataset(data, path, **odd), ValueError, "class_names must be 5 names")
+    assert store_dataset(data, path, num_classes=9).class_names == ()
+    data.find_classes = list  # type: ignore[attr-defined]
+    path.unlink()
+    assert store_dataset(data, path).info == {"classes": "folders"}
+    names = ("owl", "cat", "ant", "dog", "bee")
+    rows = [{"a": word, "b": one, "c": "owl"} for one, word in zip(PIXELS, WORDS)]
+    named = store_dataset(rows, tmp_path / "b.npy", image="b", label="a", class_names=names)
+    assert named.labels.tolist() == [names.index(word) for word in WORDS]
 
 
 def test_an_interrupted_call_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,13 +152,16 @@ def test_pictures_are_resized_and_rounded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("value", "stored"), [(-0.002, None), (-0.0005, 0.0), (1.0005, 1.0), (1.002, None)])
 def test_floats_are_pixels_up_to_rounding(value: float, stored: float | None, tmp_path: Path) -> None:
-    images = torch.full((3, 1, 4, 5), 0.2)
-    images[1, 0, 2, 3] = value
-    call = partial(store_dataset, list(zip(images, [0, 1, 1])), tmp_path / "a.npy", progress=False)
+    images = torch.full((40, 1, 4, 5), 0.2)
+    images[35, 0, 2, 3] = value
+    call = partial(store_dataset, list(zip(images, [0, 1] * 20)), tmp_path / "a.npy", progress=False)
     if stored is None:
-        refused(call, ValueError, r"must give pixels in \[0, 1\]")
+        low, high = sorted((0.2, value))
+        refused(
+            call, ValueError, rf"must give pixels in \[0, 1\], .* items 32 and later have values from {low} to {high}"
+        )
     else:
-        assert float(call().read().images[1, 0, 2, 3]) == stored
+        assert float(call().read().images[35, 0, 2, 3]) == stored
 
 
 def test_a_pass_over_a_loader_leaves_the_global_random_state(tmp_path: Path) -> None:
@@ -183,6 +201,13 @@ def test_a_dataset_larger_than_memory_is_refused_with_the_call_that_stores_it(
         ([*zip(PIXELS[:40], LABELS), (PIXELS[0, :, :5], 1)], ValueError, r"of item 32 and later|one shape"),
         ([*zip(PIXELS[:32], LABELS), (PIXELS[0, :, :5], 1)], ValueError, r"those of item 32 and later have shapes"),
         ([*zip(PIXELS[:32], LABELS), (PIXELS[0], [0.5, 0.5])], ValueError, "those of item 32 and later"),
+        (
+            [*zip(PIXELS[:32], torch.eye(32)), (PIXELS[0], [0.5, 0.5])],
+            ValueError,
+            r"item 32 .*shapes \(3, 10, 9\) and \[2\]",
+        ),
+        (TORN, ValueError, "must hold 36 items, .* but gave 35"),
+        (pd.DataFrame({"image": [1], "label": [2]}), TypeError, "dataset must be a torch.utils.data.Dataset"),
         ([*zip(PIXELS[:32], LABELS), PIXELS[0]], TypeError, r"counted from item 32 of the dataset"),
         ([], ValueError, "at least one item"),
         (iter([]), ValueError, "at least one item"),

@@ -109,6 +109,7 @@ ENDED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "two datasets": lambda s: as_set(DataLoader(ConcatDataset([s, Subset(make({}, 1), [0])]))),
     "domains": lambda s: load_domains({"a": Split(s, make({}, 1), ("x", "y"))}).train,
     "photos": lambda s: mnist_m_like(Split(s, s, ("x", "y")), photos=[np.zeros((9, 9, 3), np.uint8)]).train,
+    "photos of the test": lambda s: mnist_m_like(Split(make({}, 1), s, ("x", "y"))).train,
     "join first": lambda s: LabeledImages.concatenate([make({"dataset": "x"}, 1), s]),
     "join refused": lambda s: LabeledImages.concatenate([s, make({"epsilon": None, "reason": "seeded"}, 1)]),
     "join other relation": lambda s: LabeledImages.concatenate([s, make(SAFE | {"relation": "replace one record"})]),
