@@ -85,7 +85,7 @@ def _block_means(size: int, share: float, like: Tensor) -> Tensor:
     There are about `share * size` blocks of similar length. A pixel belongs to the block that contains its center. The
     matrix has the same effect as shrinking with a box filter and enlarging again.
     """
-    block = ((torch.arange(size) + 0.5) * (max(1, int(size * share)) / size)).long()
+    block = ((torch.arange(size) + 0.5) * (int(size * share) / size)).long()
     same = (block[:, None] == block).to(like)
     return same / same.sum(1, keepdim=True)
 

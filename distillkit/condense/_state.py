@@ -66,7 +66,7 @@ class Progress:
         Call this method before your `callback` function returns, because later steps overwrite the state.
         """
         state = {name: tensor.detach().clone() for name, tensor in self.state_tensors.items()}
-        return state if self.compute_arguments is None else {**state, "arguments": self.compute_arguments().clone()}
+        return state if self.compute_arguments is None else {**state, "arguments": self.compute_arguments()}
 
 
 def finite_loss(loss: float | Tensor, step: int) -> float:

@@ -87,7 +87,6 @@ def random_subset(
     info = {"method": "random", **provenance(generator)}
     if tiles is None:
         return _select(real, ipc, classes, order, info)
-    tiles.require_shape(real.shape)
     drawn = _select(real, ipc * tiles.count, classes, order, info)
     return tiles.pack(drawn.replace(info={**drawn.info, "ipc": ipc, "parametrize": repr(tiles)}))
 

@@ -105,8 +105,6 @@ class Mixup(CheckedOptions):
             The mixed images, the indices of their partners, and the share that each image keeps; see `Mixed`.
         """
         kept, partner = _draw(images, as_generator(generator), self.alpha, self.probability)
-        if kept == 1:
-            return Mixed(images, partner, 1.0)
         return Mixed(torch.lerp(images[partner.to(images.device, non_blocking=True)], images, kept), partner, kept)
 
 
@@ -119,4 +117,4 @@ def _draw(images: Tensor, generator: torch.Generator, alpha: float, probability:
     a, b = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64), generator=generator).tolist()
     partner = torch.randperm(len(images), generator=generator)
     mixed = float(torch.rand((), generator=generator, dtype=torch.float64)) < probability
-    return (a / (a + b) if mixed and a + b > 0 else 1.0), partner
+    return (a / (a + b) if mixed else 1.0), partner

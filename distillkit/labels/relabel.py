@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from distillkit._utils.options import PositiveInt, Temperature, check_options
 from distillkit.labels._rows import label_rows, stored_logits
-from distillkit.labels._teacher import describe_teacher, require_teacher, teacher_logits
+from distillkit.labels._teacher import describe_teacher, teacher_logits
 from distillkit.labels._views import Mixing, ViewOptions, require_mixing, views
-from distillkit.sets._stored import StoredImages, images_like
+from distillkit.sets._stored import StoredImages
 
 __all__ = ["Relabel"]
 
@@ -55,23 +54,18 @@ class Relabel:
     def __post_init__(self) -> None:
         check_options(self)
         require_mixing(self.mix)
-        if self.teacher is not None and not isinstance(self.teacher, nn.Module):
-            require_teacher(self.teacher, torch.empty(0), 0)
 
     def require(self, images: Tensor | StoredImages, classes: int, options: ViewOptions) -> None:
-        """Check before training that the teacher fits the data.
+        """Check before training that there is a teacher. (`try_teacher` checks whether it fits the data.)
 
         Args:
-            images: images of the set, float [N, C, H, W], or the set if it is stored.
-            classes: number of classes, K.
-            options: batch size, augmentation and mixing of the augmented images ("views").
+            images, classes, options: not used; `StoredLabels.require` has the same arguments.
 
         Raises:
-            TypeError, ValueError: `teacher` is None, or does not fit the images or the number of classes.
+            ValueError: `teacher` is None.
         """
         if self.teacher is None:
             raise ValueError("protocol must have a teacher to relabel: use PROTOCOLS[...].with_teacher(teacher)")
-        require_teacher(self.teacher, images_like(images), classes)
 
     def batches(
         self, images: Tensor | StoredImages, options: ViewOptions, seed: int, epoch: int
@@ -79,7 +73,7 @@ class Relabel:
         """Yield the batches of augmented images ("views") of one epoch, each with the teacher's soft labels.
 
         Args:
-            images: as in `require`.
+            images: images of the set, float [N, C, H, W], or the set if it is stored.
             options: batch size, augmentation and mixing of the views.
             seed, epoch: seed, and number of the epoch, which determine the views.
         """

@@ -91,7 +91,7 @@ class StoredLabels:
                 raise ValueError(f"{shape[2]} logits of {self.num_classes} classes need their class indices")
         elif index.shape != shape or index.is_floating_point() or not 0 < shape[2] <= self.num_classes:
             raise ValueError(f"classes {index.dtype} {list(index.shape)} do not fit logits {list(shape)}")
-        elif index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.num_classes:
+        elif not 0 <= int(index.min()) <= int(index.max()) < self.num_classes:
             raise ValueError(f"classes must be in [0, {self.num_classes}), got up to {int(index.max())}")
 
     @property
@@ -137,7 +137,7 @@ class StoredLabels:
             loaded = StoredLabels(tensors.pop("logits"), tensors.pop("classes", None), **facts)
             if tensors:
                 raise ValueError(f"it has other tensors: {', '.join(tensors)}")
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
         return loaded
 
@@ -250,7 +250,6 @@ def stored_soft_labels(
     images, options = images_of(small), protocol.view_options
     if not len(small):
         raise ValueError("small must hold at least one image, got an empty set")
-    relabel.require(images, small.num_classes, options)
     chosen = _epochs(range(protocol.num_epochs) if epochs is None else epochs, protocol.num_epochs)
     if pool is not None:
         pool = open_set(pool, name="pool")
@@ -275,7 +274,7 @@ def stored_soft_labels(
 
 
 def _epochs(epochs: Iterable[int], most: int) -> tuple[int, ...]:
-    if isinstance(epochs, type) or not isinstance(epochs, Iterable):
+    if not isinstance(epochs, Iterable):
         raise TypeError(f"epochs must be numbers of epochs, as range(0, 300, 10), got {type(epochs).__name__}")
     chosen = sorted({check.positive_int(epoch, "epochs", least=0) for epoch in epochs})
     if not chosen or chosen[-1] >= most:

@@ -20,6 +20,7 @@ from distillkit._utils.user_warnings import each_warning_once, warn
 from distillkit.data import Split, open_npz
 from distillkit.evaluate import evaluate
 from distillkit.labels import Relabel, soft_labels, stored_soft_labels
+from distillkit.labels._teacher import try_teacher
 from distillkit.networks import build
 from distillkit.protocols import PROTOCOLS
 from distillkit.robustness import FGSM, PGD, Perturbation
@@ -103,6 +104,13 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "60 of 60 images of test are also in real",
     ),
+    "scores, data": (
+        lambda: scores(
+            TEST[:9], TEST, convnet, real=REAL, num_networks=1, progress=False,
+            protocol=replace(SHORT, augment=lambda x, generator, *, siamese=False: x),
+        ),
+        "9 of 60 images of test are also in data",
+    ),
     "a study": (lambda: Task("own", Split(REAL, REAL[:5], ("a", "b", "c"))), "5 of 5 images of test are also in train"),
     "a validation set": (
         lambda: Task("own", Split(REAL, TEST[:5], ("a", "b", "c"), TEST[3:9])),
@@ -116,7 +124,10 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
     "softmax, attacked": (
         lambda: accuracy(build(ending(nn.Softmax(1)), 0), TEST01, against=FGSM(0.1)), "must return logits",
     ),
-    "sigmoid": (lambda: soft_labels(SMALL, nn.Sequential(TEACHER, nn.Sigmoid()), pool=REAL), "outputs of teacher lie"),
+    "sigmoid": (
+        lambda: try_teacher(nn.Sequential(TEACHER, nn.Hardsigmoid()), REAL[:50], "pool", role="observer"),
+        r"^all outputs of observer lie in \[0, 1\], as after a sigmoid",
+    ),
     "mosaics": (
         lambda: train(build(convnet, 0), made(factor=2), relabelled("rded"), progress=False),
         r"data hold 2 x 2 crops.*use PROTOCOLS\['rded-factor-2'\], or augment=ShufflePatches\(2",
@@ -205,9 +216,9 @@ class Broken(Perturbation):
 class NaNAbove(nn.Module):
     """Network that returns NaN for bright images, but not for the noise of the first check."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: nn.Module | None = None) -> None:
         super().__init__()
-        self.body = convnet()
+        self.body = body or convnet()
 
     def forward(self, images: Tensor) -> Tensor:
         bright = images.flatten(1).amax(1) > 1e3
@@ -249,6 +260,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "not clearly better than chance",
     ),
     "NaN of a teacher": (lambda: soft_labels(bright(60), NaNAbove()), r"teacher returns NaN for 1 of 60 .*first: 4"),
+    "NaN of a teacher for views": (
+        lambda: train(build(convnet, 0), TEST, replace(
+            SHORT, relabel=Relabel(NaNAbove(TEACHER)), augment=lambda x, generator, *, siamese: 1e4 * x
+        )),
+        "teacher returns NaN for 60 of 60",
+    ),
     "NaN of a network": (lambda: accuracy(NaNAbove(), bright(20)), r"NaNAbove\) returns NaN for 1 of 20 .*first: 4"),
     "NaN of a perturbation": (
         lambda: accuracy(convnet(), TEST01, against=Broken(lambda x: x.log() * 0 / 0)),

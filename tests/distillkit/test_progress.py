@@ -95,7 +95,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "labels": (
         "labels",
         lambda **q: stored_soft_labels(
-            stripes(60), Protocol(epochs=3, schedule="constant", relabel=Relabel(trained_teacher())), **q
+            stripes(60), Protocol(epochs=3, schedule="constant", relabel=Relabel(trained_teacher())), epochs=[0, 2], **q
         ),
     ),
     "invert": ("invert", lambda **q: invert(build(net, 0), SET.labels[:2], shape=SET.shape, steps=2, batch=1, **q)),
@@ -300,10 +300,14 @@ def test_bar_counts_all_work_and_continues_after_an_interruption(bars: Bars) -> 
     distribution_matching(SET, networks=networks(), ipc=1, steps=2, callback=lambda p: states.append(p.state()))
     distribution_matching(SET, networks=networks(), ipc=1, steps=5, resume=states[-1])
     assert ("distribution matching", "step", 2, 5, 5) in bars
-    twice: dict[str, Any] = {"networks": networks(), "ipc": 1, "inner": InnerTraining((2, 0))}
+    twice: dict[str, Any] = {"networks": networks(), "ipc": 1, "inner": InnerTraining((2, 3))}
     gradient_matching(SET, iterations=2, callback=lambda p: states.append(p.state()), **twice)
     gradient_matching(SET, iterations=5, resume=states[-1], **twice)
     assert ("gradient matching", "step", 4, 10, 10) in bars
+    fit = lambda **how: fit_to_gradient(build(net, 0), SET, gradients(), **how)  # noqa: E731
+    fit(steps=1, callback=lambda p: states.append(p.state()))
+    fit(steps=3, resume=states[-1])
+    assert ("gradient matching", "step", 1, 3, 3) in bars
     assert {what for what, *_ in bars} >= {what for what, _ in CALLS.values()}
     assert [one for one in bars if one[3] != one[4] or one[1] != UNITS.get(one[0], "step")] == []
 

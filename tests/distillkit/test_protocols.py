@@ -143,7 +143,9 @@ def test_evaluation_names_and_records_its_protocol() -> None:
     assert describe_protocol(Protocol(epochs=5, lr=1.0, batch=3)) == "classic, epochs=5, lr=1.0, batch=3"
     assert describe_protocol(replace(PROTOCOLS["dm"], batch=200)) == "dm/dsa/mtt, batch=200"  # datm is as near
     changed = Protocol(epochs=5, lr=1.0, batch=3, momentum=0.3)
-    assert describe_protocol(changed).startswith("own, Protocol(epochs=5, lr=1.0")
+    for relabel, told in ((None, None), (Relabel(trained_teacher()), Relabel(None))):
+        text = describe_protocol(replace(changed, relabel=relabel))
+        assert text == f"own, {replace(changed, relabel=told)!r}"
 
 
 @pytest.mark.parametrize(("name", "near"), [("RDED", "rded"), ("rded_factor_2", "rded-factor-2"), (3, None)])

@@ -127,7 +127,7 @@ def test_pgd_and_fgsm_equal_the_algorithm_pixel_by_pixel(steps: int, size: float
 
 @pytest.mark.parametrize("severity", range(6))
 def test_noise_has_the_stated_amount_and_is_drawn_image_by_image(severity: int) -> None:
-    x = pixels(3, 2)[:, :, :5]
+    x = pixels(3, 2)[:, :, :5, :7]
     std, photons = ((0, 0), (0.04, 500), (0.06, 250), (0.08, 100), (0.09, 75), (0.1, 50))[severity]
     draws, others = derive(0), derive(0)
     normal = torch.stack([image + std * torch.randn(image.shape, generator=draws, dtype=x.dtype) for image in x])
@@ -157,6 +157,7 @@ def corrupt(kind: Kind, severity: int, x: Tensor) -> Tensor:
 
 
 def test_names_state_all_options_that_differ_from_the_defaults() -> None:
+    assert str(Corruption("contrast", 3)) == "contrast 3"
     attacks = (PGD(8 / 255), PGD(8 / 255, steps=3, step_size=2 / 255, random_start=False), FGSM(1 / 255))
     assert [*map(str, attacks)] == ["PGD 8/255 10 steps", "PGD 8/255 3 steps of 2/255 from clean", "FGSM 1/255"]
 
@@ -304,7 +305,12 @@ def test_wrong_arguments_are_named() -> None:
             PGD(**options)  # type: ignore[arg-type]
     for epsilon in (8 / 255, 8 / 255 + 1e-9):
         with pytest.raises(ValueError, match="different names, got 'FGSM 8/255' twice"):
-            require_perturbations([FGSM(8 / 255), FGSM(epsilon)])
+            require_perturbations([FGSM(1 / 255), FGSM(8 / 255), FGSM(epsilon)])
+    for wrong in (FGSM, "FGSM"):
+        with pytest.raises(TypeError, match="^against must be a list of perturbations"):
+            require_perturbations([FGSM(1 / 255), wrong])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="^pictures must not be empty"):
+        pixels_in_range(torch.zeros(0, 1, 1, 1), IDENTITY, "pictures")
     plain = LabeledImages(data.images, data.labels, num_classes=2)
     late = plain[torch.arange(1025) % 12]
     late = late.replace(images=(torch.arange(1025.0) // 1024 * 2).view(-1, 1, 1, 1).expand(-1, 3, 8, 8).double())
@@ -316,5 +322,6 @@ def test_wrong_arguments_are_named() -> None:
     for rounded in (1.005, -0.001, 1.0099, -0.0099):  # up to 0.01 is taken for rounding
         assert float(pixels_in_range(torch.full((1, 1, 1, 1), rounded), IDENTITY)) == round(rounded)
     for beyond in (1.011, -0.011):
-        with pytest.raises(ValueError, match=r"must have pixels in \[0, 1\]"):
-            pixels_in_range(torch.full((1, 1, 1, 1), beyond), IDENTITY)
+        words = r"^images must have pixels in \[0, 1\] after removing the normalization \(pixels in \[0, 1\]\), got "
+        with pytest.raises(ValueError, match=f"{words}{min(beyond, 0.5)} to {max(beyond, 0.5)}; create"):
+            pixels_in_range(torch.tensor([0.5, beyond]).view(2, 1, 1, 1), IDENTITY)

@@ -128,6 +128,7 @@ def test_random_selection_is_uniform_and_depends_only_on_the_seed(global_rng_unt
         assert torch.equal(chosen.images, again.images)
         rows = rows_of(chosen, images)
         assert len(set(rows)) == 4
+        assert rows[:1] == rows_of(random_subset(images, labels, ipc=1, classes=[0], generator=seed), images)
         seen[rows] += 1
     assert seen.min() > 50
     assert seen.max() < 110
@@ -185,6 +186,8 @@ def test_random_images_in_the_same_parametrization() -> None:
     assert torch.equal(made.labels, plain.labels)
     assert len(made.stored) == 6
     assert made.info == plain.info | {"ipc": 2, "parametrize": "Tiles(factor=2)"}
+    assert random_subset(data, ipc=2, parametrize=Tiles(2), classes=[2]).counts().tolist() == [0, 0, 8, 0]
+    refused(lambda: random_subset(data, ipc=2, parametrize=Tiles(4)), ValueError, "divisible by 4, got 8x6")
 
 
 @pytest.mark.parametrize("choose", ALL)

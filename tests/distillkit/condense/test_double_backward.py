@@ -93,3 +93,5 @@ def test_without_double_backward_it_equals_pytorch() -> None:
     images, weight = torch.randn(2, 3, 5, 5, generator=derive(0)), torch.randn(4, 3, 3, 3, generator=derive(1))
     assert torch.equal(convolve(images, images, weight, padding="same"), F.conv2d(images, weight, padding=1))
     assert not convolve(images, images, weight).requires_grad
+    single = images[0].clone().requires_grad_()
+    assert torch.autograd.grad(convolve(single, single, weight).sum(), single)[0].shape == single.shape

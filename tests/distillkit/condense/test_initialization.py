@@ -73,15 +73,20 @@ def test_statistics_are_sums_over_the_pixels_of_a_class_and_channel(whole_set: b
             mean, square = sum(pixels) / count, sum(p**2 for p in pixels) / count
             assert float(means[c, channel]) == pytest.approx(mean)
             assert float(stds[c, channel]) == pytest.approx((square - mean**2) ** 0.5)
+    flat = torch.rand(50, generator=derive(0)).repeat_interleave(3).view(-1, 1, 1, 1).expand(-1, 1, 3, 5)
+    classes = torch.arange(50).repeat_interleave(3)
+    for c in range(50):  # rounding gives negative variances
+        own = LabeledImages(flat[classes == c], torch.zeros(3, dtype=torch.int64))
+        assert float(class_statistics(own, whole_set=whole_set)[1]) == pytest.approx(0, abs=1e-3)
 
 
 @pytest.mark.parametrize("init", ["noise", "statistics", "statistics-whole-set"])
 @pytest.mark.parametrize("classes", [None, [2, 0]])
 def test_drawn_images_have_the_mean_and_deviation_of_their_class(init: str, classes: list[int] | None) -> None:
     """The draws, image by image, from one generator: normal noise, scaled and shifted for each class and channel."""
-    data = real(3, 0, 5)
+    data = real(3, 0, 5).to(dtype=torch.float64)
     made = initial_images(data, 2, init=init, classes=classes, generator=derive(4))
-    noise, expected = torch.randn(2, 2, 2, 4, 6, generator=derive(4)), []
+    noise, expected = torch.randn(2, 2, 2, 4, 6, generator=derive(4), dtype=torch.float64), []
     means, stds = class_statistics(data, whole_set=init == "statistics-whole-set")
     for c, own in zip((0, 2), noise, strict=True):
         mean, std = (0, 1) if init == "noise" else (x[c].view(2, 1, 1) for x in (means, stds))
@@ -97,8 +102,9 @@ def test_drawn_images_have_the_mean_and_deviation_of_their_class(init: str, clas
 
 
 def test_initial_set_is_copied_in_class_order() -> None:
-    data, start = real(3, 3, 3), real(1, 2, 0).replace(info={"method": "old"})
+    data, start = real(3, 3, 3), real(1, 2, 0).replace(info={"method": "old"}, columns={"age": torch.arange(3)})
     made = initial_images(data, 10, init=start)
+    assert made.columns == {}
     assert made.labels.tolist() == [0, 1, 1]
     assert torch.equal(made.images, torch.cat([start.images[start.labels == c] for c in (0, 1)]))
     assert made.images.data_ptr() != start.images.data_ptr()
@@ -122,7 +128,7 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
     noise = initial_images(data, 2, init="noise", parametrize=Tiles(2), generator=4)
     assert isinstance(noise, TiledImages)
     assert torch.equal(noise.stored, initial_images(data, 2, init="noise", generator=4).images)
-    again = initial_images(data, 9, init=made, parametrize=Tiles(2))
+    again = initial_images(data, 9, init=made.replace(columns={"age": torch.arange(24)}), parametrize=Tiles(2))
     assert isinstance(again, TiledImages)
     assert torch.equal(again.stored, made.stored)
     assert initial_images(data, 9, init=made, parametrize=Tiles(2), classes=[2, 0]).counts().tolist() == [8, 0, 8, 0]
@@ -130,8 +136,11 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
     shrunk = initial_images(data, 9, init=whole_tiles, parametrize=Tiles(2))
     assert isinstance(shrunk, TiledImages)
     assert torch.equal(shrunk.stored, Tiles(2).encode(whole_tiles.images))
-    with pytest.raises(ValueError, match="multiple of 4 images"):
+    words = r"a multiple of 4 images in each class for Tiles\(factor=2\), got \[2, 6, 0, 0\]$"
+    with pytest.raises(ValueError, match=words):
         initial_images(data, 1, init=whole[[0, 1, *range(8, 14)]], parametrize=Tiles(2))
+    with pytest.raises(ValueError, match="divisible by 4, got 8x6"):
+        initial_images(data, 1, init="noise", parametrize=Tiles(4))
     mixed = made.replace(labels=made.labels.roll(1))
     with pytest.raises(ValueError, match="single class in each stored image"):
         initial_images(data, 1, init=mixed, parametrize=Tiles(2))
@@ -151,7 +160,9 @@ def test_invalid_arguments_are_named() -> None:
         initial_images(real(2, 2), 1, init="noise", classes=[2])
     with pytest.raises(ValueError, match="labels must be class indices"):
         initial_images(LabeledImages(torch.rand(2, 1, 2, 2), torch.rand(2, 3)), 1)
-    with pytest.raises(ValueError, match=r"means and stds must be \[K, C\]"):
+    with pytest.raises(ValueError, match="init must be one of"):
+        initial_images(real(2, 2), 1, init="zeros")
+    with pytest.raises(ValueError, match=r"means and stds must be \[K, C\], no std below 0, got \[2, 3\] and \[3, 2\]"):
         images_from_statistics(torch.zeros(2, 3), torch.zeros(3, 2), ipc=1, size=(2, 2))
     for means, stds, size, words in (
         (torch.zeros(2, 1), torch.tensor([[1.0], [-1e-9]]), (2, 2), "no std below 0"),

@@ -22,6 +22,7 @@ def state(step: int = 3) -> dict[str, torch.Tensor]:
     return {
         "images": torch.arange(6.0).view(2, 3).T,
         "step": torch.tensor(step),
+        "loss": torch.tensor(0.5, dtype=torch.float64),
         "arguments": pack_arguments(ARGUMENTS),
     }
 
@@ -70,9 +71,10 @@ def test_resuming_requires_equal_arguments_and_no_fewer_steps(tmp_path: Path) ->
 
 def test_progress_returns_copies() -> None:
     images = torch.zeros(2)
-    taken = Progress(1, 2, 0.5, images, {"images": images}).state()
+    taken = (progress := Progress(1, 2, torch.tensor(torch.inf), images, {"images": images})).state()
     images.add_(1)
     assert torch.equal(taken["images"], torch.zeros(2))
+    refused(lambda: progress.loss, FloatingPointError, "^the loss is inf in step 1: matching diverged; lower lr$")
 
 
 @pytest.mark.parametrize("name", ["images", "velocity", "step"])

@@ -88,8 +88,8 @@ def test_sets_equal_those_of_a_slow_search(
     layers = lambda: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4), nn.Dropout(0.9))  # noqa: E731
     observer = build(layers, 3).double().train()
     before = copy.deepcopy(observer.state_dict())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of few images and small mosaics
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")  # of few images and small mosaics
         made = stitch(data, observer=observer, classes=chosen, generator=4, chunk=chunk, device="cpu", **options)
     assert observer.training
     assert all(torch.equal(value, before[name]) for name, value in observer.state_dict().items())
@@ -108,6 +108,7 @@ def test_sets_equal_those_of_a_slow_search(
         "observer": {**describe_teacher(observer), "accuracy": float(right.double().mean())},
     }  # fmt: skip
     assert {name: made.info[name] for name in facts} == facts
+    assert any("their images are repeated" in str(one.message) for one in said) == bool(facts["with_replacement"])
     assert "an observer of unknown origin" in made.info["reason"]
 
 
@@ -139,7 +140,10 @@ def test_small_pools_and_classes() -> None:
     data, teacher = stripes(60), trained_teacher()
     with pytest.raises(ValueError, match=r"pool must be at least ipc \* factor\*\*2 = 6"):
         stitch(data, observer=teacher, ipc=6, pool=5)
-    assert len(stitch(data, observer=teacher, ipc=6, pool=6)) == 18
+    assert len(stitch(data, observer=teacher, ipc=6, pool=6, min_scale=0.0)) == 18
+    oblong = LabeledImages(torch.rand(9, 1, 9, 6), torch.zeros(9, dtype=torch.int64))
+    with pytest.raises(ValueError, match="factor must be at most the shorter side of the images, 6, got 7"):
+        stitch(oblong, observer=Dark(), factor=7)
     with pytest.warns(
         UserWarning, match=r"ipc \* factor\*\*2=20 is more than 3 of 3 classes have: 0 \(19\), 1 \(19\), 2 \(18\)"
     ):
@@ -167,10 +171,11 @@ def test_the_default_factor_depends_on_the_shorter_side(size: tuple[int, int], f
 def test_an_observer_that_fails_on_crops_is_refused() -> None:
     class Edged(Dark):
         def forward(self, images: Tensor) -> Tensor:
-            framed = images[:, 0, 0, 0] == 0
+            framed = (images[:, 0, 0, 0] == 0) & (images.flatten(1).amax(1) == 1)
             return super().forward(images).masked_fill(framed[:, None], torch.inf)
 
-    data = LabeledImages(torch.ones(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64), num_classes=2)
+    images = (torch.arange(8) == 3).float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+    data = LabeledImages(images, torch.zeros(8, dtype=torch.int64), num_classes=2)
     with pytest.warns(UserWarning, match="factor=2"), pytest.raises(ValueError, match="does not for crops of class 0"):
         stitch(data, observer=Edged(), ipc=1, factor=2)
 

@@ -27,9 +27,10 @@ def images(count: int, height: int = 9, width: int = 6) -> torch.Tensor:
 def test_box_of_a_drawn_share_is_that_of_the_papers_code(
     monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], kept: float, box: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(module, "_draw", lambda x, *_: (kept, torch.tensor([1, 0])))
+    told: list[Any] = []
+    monkeypatch.setattr(module, "_draw", lambda x, g, *how: told.append(how) or (kept, torch.tensor([1, 0])))
     for seed in range(40):
-        mixed, _, share = CutMix()(images(2, *size), seed)
+        mixed, _, share = CutMix(0.7, 0.4)(images(2, *size), seed)
         foreign, draws = torch.zeros(size, dtype=torch.bool), derive(seed)
         (top, bottom), (left, right) = (
             (max(0, at - length // 2), at + length // 2)
@@ -39,6 +40,7 @@ def test_box_of_a_drawn_share_is_that_of_the_papers_code(
         assert torch.equal(mixed[0, 1] == 1, foreign)
         assert torch.equal(mixed[1, 0] == 0, foreign), "one box for the whole batch"
         assert share == pytest.approx(1 - float(foreign.double().mean()))
+    assert set(told) == {(0.7, 0.4)}
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 12), st.integers(0, 2**40), st.sampled_from([0.2, 1, 3]))
@@ -105,6 +107,7 @@ def test_mixup_averages_and_draws_from_the_generator_only() -> None:
     assert (CutMix(), Mixup()) == (CutMix(1.0, 1.0), Mixup(0.8, 1.0))  # the defaults of SRe2L
     mixed, partner, share = Mixup()(x, 3)
     assert torch.allclose(mixed, share * x + (1 - share) * x[partner], atol=1e-12)
+    assert Mixup(0.3, 0.9)(x, 3).share == module._draw(x, derive(3), 0.3, 0.9)[0] < 1
     again = Mixup()(x + 1, 3)
     assert torch.equal(again.partner, partner)
     assert again.share == share

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from distillkit.augment import DSA, CropFlip
 from distillkit.evaluate import evaluate
 from distillkit.fingerprint import tensor_fingerprint
 from distillkit.labels import CutMix, Mixup, Relabel, StoredLabels, stored_soft_labels
+from distillkit.labels._rows import stored_logits
 from distillkit.labels._teacher import describe_teacher
 from distillkit.networks import build
 from distillkit.rng import as_generator, derive
@@ -75,7 +77,7 @@ def plain_training(student: nn.Module, teacher: nn.Module, images: Tensor, optio
 def test_relabeled_training_equals_plain_code_for_any_chunk(norm: str, mix: Any, scaled: bool) -> None:
     data, teacher = stripes(21).to(dtype=torch.float64), trained_teacher().double()
     before = weights(teacher).clone()
-    options = protocol(Relabel(teacher, temperature=4.0, mix=mix, scale_loss=scaled))
+    options = protocol(Relabel(teacher, temperature=3.0, mix=mix, scale_loss=scaled))
     slow = build(lambda: convnet(norm), 0).double()
     plain_training(slow, teacher.eval(), data.images, options, 7)
     for chunk in (3, None):
@@ -93,7 +95,7 @@ def test_relabeling_ignores_the_labels_of_the_set() -> None:
 
 
 @pytest.mark.parametrize("top_k", [None, 1, 2, CLASSES, 5])
-@pytest.mark.parametrize(("mix", "norm", "dropout"), [(CutMix(), "batch", 0.0), (Mixup(), "instance", 0.5)])
+@pytest.mark.parametrize(("mix", "norm", "dropout"), [(CutMix(0.7), "batch", 0.0), (Mixup(0.3), "instance", 0.5)])
 def test_replayed_training_equals_online_relabeling_to_the_bit(
     tmp_path: Path, top_k: int | None, mix: Any, norm: str, dropout: float
 ) -> None:
@@ -135,6 +137,7 @@ def test_replayed_training_equals_online_relabeling_to_the_bit(
 
 def test_rows_of_views_sum_to_one_and_keep_the_largest() -> None:
     data, teacher = stripes(21), trained_teacher()
+    assert stored_logits(torch.tensor([[0.0, 1e6]]), None)[0].tolist() == [[-60000, 0]]  # not infinite
     for top_k in (1, 2, 3):
         relabel = Relabel(teacher, temperature=2.0, mix=CutMix(), top_k=top_k)
         options = protocol(relabel).view_options
@@ -142,6 +145,10 @@ def test_rows_of_views_sum_to_one_and_keep_the_largest() -> None:
             assert torch.allclose(rows.sum(1), torch.ones(len(rows)))
             assert torch.equal(rows.argmax(1), teacher(x).argmax(1))
             assert ((rows > 0).sum(1) == top_k).all()
+
+
+def unchanged(images: Tensor, generator: torch.Generator, siamese: bool) -> Tensor:
+    return images
 
 
 class Near(nn.Module):
@@ -160,8 +167,9 @@ def test_stored_classes_are_exact_however_many_classes_there_are(tmp_path: Path,
     labels = torch.arange(classes - 21, classes)
     images = (labels / classes).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).clone()
     data = LabeledImages(images, labels, num_classes=classes)
-    online = protocol(Relabel(Near(classes), top_k=3), augment=None, epochs=1)
+    online = protocol(Relabel(Near(classes), top_k=3), augment=unchanged, epochs=1)
     stored = stored_soft_labels(data, online, progress=False)
+    assert stored.made_with["augment"] == f"{__name__}.unchanged"  # without its address
     assert stored.classes is not None
     assert stored.classes.element_size() == size
     assert stored.bytes == 21 * 3 * (2 + size)
@@ -186,12 +194,17 @@ def test_pruned_labels_replay_kept_epochs_and_draw_the_others() -> None:
     assert kept[2]
     assert not kept[7]
     assert 1 < sum(kept) < 11
-    rows = [torch.cat([y for _, y in r.batches(data.images, options, stored.seed, 7)]) for r in (stored, relabel)]
+    pairs = ((stored, 99), (relabel, stored.seed))
+    rows = [torch.cat([y for _, y in r.batches(data.images, options, seed, 7)]) for r, seed in pairs]
     assert torch.equal(*rows)
     train(build(convnet, 0), data, replace(online, relabel=stored))
-    for wrong in ([], [12], [2, 12], [-1], [3, -1]):
-        with pytest.raises(ValueError, match="epochs"):
-            stored_soft_labels(data, online, epochs=wrong)
+    for wrong in ([], [12], [12, 2], [-1], [3, -1]):
+        words = (
+            "at least 0, got -1"
+            if -1 in wrong
+            else rf"numbers in \[0, 12\), at least one, got {re.escape(str(sorted(wrong)))}"
+        )
+        refused(lambda e=wrong: stored_soft_labels(data, online, epochs=e), ValueError, f"^epochs must be {words}$")
     refused(lambda: stored_soft_labels(data, online, epochs=7), TypeError, "epochs must be numbers of epochs.*got int")
 
 
@@ -220,8 +233,9 @@ def test_stored_labels_refuse_other_images_and_options() -> None:
     with pytest.raises(ValueError, match="must relabel views with a teacher"):
         stored_soft_labels(data, protocol(Relabel(None)))
     wrong = stripes(60).replace(labels=stripes(60).labels.roll(1))
-    with pytest.raises(ValueError, match="of 60 images of pool"):
-        stored_soft_labels(data, online, pool=wrong)
+    for pool, name in ((wrong, "pool"), (None, "small")):
+        with pytest.raises(ValueError, match=f"of 60 images of {name}"):
+            stored_soft_labels(wrong if pool is None else data, online, pool=pool)
     other = data.replace(normalization=Normalization([0.5], [0.5]))
     with pytest.raises(ValueError, match="small and pool have different normalizations"):
         stored_soft_labels(data, protocol(Relabel(trained_teacher())), pool=other)
@@ -246,9 +260,11 @@ def test_records_hold_a_teacher_by_fingerprint_and_path(tmp_path: Path) -> None:
     record = json.loads(json.dumps(result.record()))["protocol"]["relabel"]
     assert record == options.relabel.record()
     twin = copy.deepcopy(teacher)
-    assert Relabel(twin).record()["teacher"]["fingerprint"] == record["teacher"]["fingerprint"]
-    next(twin.parameters()).data.flatten()[0] += 1
-    assert Relabel(twin).record()["teacher"]["fingerprint"] != record["teacher"]["fingerprint"]
+    assert describe_teacher(twin) == {"class": "ConvNet", "fingerprint": record["teacher"]["fingerprint"]}
+    for changed in (next(twin.parameters()), next(twin.buffers())):
+        before = describe_teacher(twin)
+        changed.data.flatten()[0] += 1
+        assert describe_teacher(twin)["fingerprint"] != before["fingerprint"]
     one, two = (describe_teacher(nn.ParameterDict({name: torch.ones(1)})) for name in ("a", "b"))
     assert one["fingerprint"] != two["fingerprint"]
     config = json.loads(json.dumps(to_config(options, store=tmp_path)))
@@ -269,45 +285,55 @@ def test_teacher_is_required_and_must_fit() -> None:
         Relabel(type(convnet()))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"relabel must be None or Relabel\(teacher\)"):
         Protocol(relabel=trained_teacher())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"mix must be None, CutMix\(\) or Mixup\(\), got the class CutMix"):
-        Relabel(None, mix=CutMix)  # type: ignore[arg-type]
+    for mix, came in ((CutMix, "the class CutMix"), (0, "int")):
+        call = lambda m=mix: Relabel(None, mix=m)  # noqa: E731
+        refused(call, TypeError, rf"mix must be None, CutMix\(\) or Mixup\(\), got {came}$")
     with pytest.raises(ValueError, match="mix must be None with relabel"):
         Protocol(mix=CutMix(), relabel=Relabel(None))
     with pytest.raises(ValueError, match="must relabel to have a teacher"):
         Protocol().with_teacher(trained_teacher())
 
 
-@pytest.mark.parametrize(
-    ("tensors", "facts"),
-    [
-        ({"logits": torch.zeros(2, 2, 2)}, {}),
-        ({"logits": torch.zeros(1, 2, 2).half()}, {}),
-        ({"logits": torch.full((2, 2, 2), math.nan).half()}, {}),
-        ({"logits": None}, {}),
-        ({"classes": None}, {}),
-        ({"classes": torch.zeros(2, 2, 1, dtype=torch.uint8)}, {}),
-        ({"classes": torch.full((2, 2, 2), 3, dtype=torch.uint8)}, {}),
-        ({"classes": torch.tensor([-1, 2, 2, 2, 2, 2, 2, 2], dtype=torch.int8).view(2, 2, 2)}, {}),
-        ({"logits": torch.zeros(2, 2, 4).half(), "classes": torch.zeros(2, 2, 4, dtype=torch.uint8)}, {}),
-        ({"more": torch.zeros(1)}, {}),
-        ({}, {"epochs": [3, 1]}),
-        ({}, {"epochs": None}),
-        ({}, {"num_classes": "3"}),
-        ({}, {"temperature": 0}),
-        ({}, {"seed": None}),
-        ({}, {"seed": -1}),
-        ({}, {"mix": ["Cutout", {}]}),
-        ({}, {"mix": ["Mixup", {"alpha": -1}]}),
-        ({}, {"extra": 1}),
-    ],
-)
-def test_contradicting_files_of_labels_are_refused(tensors: Any, facts: Any, tmp_path: Path) -> None:
-    logits, classes = torch.zeros(2, 2, 2).half(), torch.zeros(2, 2, 2, dtype=torch.uint8)
+def no_classes(count: int, kept: int, dtype: torch.dtype = torch.uint8, fill: int = 0) -> Tensor:
+    return torch.full((count, 3, kept), fill, dtype=dtype)
+
+
+@pytest.mark.parametrize(("tensors", "facts", "words"), [
+    ({"logits": torch.zeros(2, 3, 2)}, {}, "logits torch.float32 [2, 3, 2] do not fit 2 epochs"),
+    ({"logits": torch.zeros(1, 3, 2).half(), "classes": no_classes(1, 2)}, {}, "[1, 3, 2] do not fit 2 epochs"),
+    ({"logits": torch.zeros(2, 3).half()}, {}, "logits torch.float16 [2, 3] do not fit 2 epochs"),
+    ({"logits": torch.full((2, 3, 2), math.nan).half()}, {}, "logits must be finite, for at least one epoch"),
+    ({"logits": torch.zeros(0, 3, 2).half(), "classes": no_classes(0, 2)}, {"epochs": []}, "for at least one epoch"),
+    ({"logits": None}, {}, "KeyError('logits')"),
+    ({"classes": None}, {}, "2 logits of 3 classes need their class indices"),
+    ({"classes": no_classes(2, 1)}, {}, "classes torch.uint8 [2, 3, 1] do not fit logits [2, 3, 2]"),
+    ({"classes": no_classes(2, 2, torch.float16)}, {}, "classes torch.float16 [2, 3, 2] do not fit logits [2, 3, 2]"),
+    ({"classes": no_classes(2, 2, torch.uint16)}, {}, "NotImplementedError"),
+    ({"classes": torch.arange(12).view(2, 3, 2)}, {}, "classes must be in [0, 3), got up to 11"),
+    ({"classes": no_classes(2, 2, torch.int8, -1)}, {}, "classes must be in [0, 3), got up to -1"),
+    ({"logits": torch.zeros(2, 3, 4).half(), "classes": no_classes(2, 4)}, {}, "[2, 3, 4] do not fit logits [2, 3, 4]"),
+    ({"logits": torch.zeros(2, 3, 0).half(), "classes": no_classes(2, 0)}, {}, "[2, 3, 0] do not fit logits [2, 3, 0]"),
+    ({"more": torch.zeros(1)}, {}, "it has other tensors: more"),
+    ({}, {"epochs": [3, 1]}, "logits torch.float16 [2, 3, 2] do not fit 2 epochs"),
+    ({}, {"epochs": [3, 3]}, "logits torch.float16 [2, 3, 2] do not fit 2 epochs"),
+    ({}, {"epochs": [1.5, 3.0]}, "epochs must be an int"),
+    ({}, {"epochs": [-1, 3]}, "epochs must be at least 0, got -1"),
+    ({}, {"epochs": None}, "TypeError"),
+    ({}, {"num_classes": "3"}, "num_classes"),
+    ({}, {"temperature": 0}, "temperature"),
+    ({}, {"seed": None}, "seed"),
+    ({}, {"seed": -1}, "seed must be at least 0"),
+    ({}, {"mix": ["Cutout", {}]}, "KeyError('Cutout')"),
+    ({}, {"mix": ["Mixup", {"alpha": -1}]}, "alpha"),
+    ({}, {"mix": ["Mixup", {"alpha": 10**400}]}, "alpha must be finite"),
+    ({}, {"extra": 1}, "extra"),
+])  # fmt: skip
+def test_contradicting_files_of_labels_are_refused(tensors: Any, facts: Any, words: str, tmp_path: Path) -> None:
+    logits, classes = torch.zeros(2, 3, 2).half(), torch.zeros(2, 3, 2, dtype=torch.uint8)
     stored = StoredLabels(logits, classes, (1, 3), 3, Mixup(), 1.0, False, 0, {})
     stored.save(path := tmp_path / "labels.safetensors")
     assert torch.equal(StoredLabels.load(path).logits, logits)
     found, metadata = read_tensors(path, kind="distillkit.StoredLabels/1", content="labels")
     kept = {name: value for name, value in (found | tensors).items() if value is not None}
     write_tensors(path, kept, metadata | {"facts": json.dumps(json.loads(metadata["facts"]) | facts)})
-    with pytest.raises(ValueError, match="is damaged"):
-        StoredLabels.load(path)
+    refused(lambda: StoredLabels.load(path), ValueError, f"is damaged: .*{re.escape(words)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
@@ -70,7 +71,9 @@ def test_guarantee_of_labels_covers_that_of_the_images(changes: dict[str, Any], 
         made = call().info
         assert {name: made.get(name) for name in (*own, "reason")} == {**new, "reason": None}
     else:
-        refused(call, ValueError, "guarantee must cover the images and the teacher")
+        told, were = ({name: stated[name] for name in ("delta", "relation")} for stated in (new, own))
+        words = f"its epsilon {new['epsilon']:.4g} ({told}) is not at least the images' 2 ({were})"
+        refused(call, ValueError, f"^guarantee must cover the images and the teacher, but {re.escape(words)}")
 
 
 def pool(count: int, classes: int = CLASSES) -> LabeledImages:
@@ -99,12 +102,16 @@ def test_rows_are_softmax_of_the_teachers_logits_and_their_origin_is_recorded() 
         assert (soft.info["soft_labels"], soft.info["epsilon"], soft.info["x"]) == (told, None, 1)
         assert "a teacher without a guarantee (before: epsilon 8)" in soft.info["reason"]
         assert "device" not in soft.info  # the images were not made
+    assert soft_labels(data, teacher, precision="bf16").columns["logits"].dtype == torch.float32
+    assert try_teacher(trained_teacher().double(), data, "pool") == pytest.approx(share)
     fast = soft_labels(data.replace(info={}), teacher, precision="tf32").info
     assert (fast["soft_labels"]["precision"], "epsilon" in fast) == ("tf32", False)
     other = stripes(60).replace(normalization=Normalization((0.5,), (0.5,)))
     refused(lambda: soft_labels(data, teacher, pool=other), ValueError, "small and pool have different normalizations")
     refused(lambda: soft_labels(data[:0], teacher), ValueError, "small must hold at least one image")
-    refused(lambda: try_teacher(teacher, data[:0], "pool"), ValueError, "^pool must hold at least one image to try the")
+    refused(lambda: soft_labels(data, trained_teacher().double()), ValueError, "teacher must have the dtype and device")
+    call = lambda: try_teacher(teacher, data[:0], "the pool", role="observer")  # noqa: E731
+    refused(call, ValueError, "^the pool must hold at least one image to try the observer on, got an empty set$")
 
 
 @pytest.mark.parametrize("count", [50, 90, 300])
@@ -192,10 +199,15 @@ def test_wrong_class_order_is_named_as_the_cause(said: list[str], count: int, ri
 
 def test_an_absent_class_and_few_images_are_told_and_the_set_that_was_tried() -> None:
     absent = pool(90)[(pool(90).labels != 1).nonzero().flatten()]
-    with pytest.raises(ValueError, match=r"another order: .* right on 60 images \(class 0 is its 1, 2 is its 0\)"):
-        soft_labels(absent, Guess(0))
-    with pytest.warns(UserWarning, match=r"right on 0 of 49 .* chance \(16\); there are too few images to"):
-        assert try_teacher(Guess(0), pool(49), "pool") == 0
+    words = r"chance \(20\)\. .* another order: .* right on 60 images \(class 0 is its 1, 2 is its 0\)"
+    refused(
+        lambda: soft_labels(absent, Guess(0)), ValueError, f"^teacher is right on 0 of 60 images of small, .*{words}"
+    )
+    call = lambda: try_teacher(Says("0", "2", "1"), pool(90)[(pool(90).labels > 0).nonzero().flatten()], "it")  # noqa: E731
+    refused(call, ValueError, r"another order: .* right on 60 images \(class 1 is its 2, 2 is its 1\)")
+    words = r"chance \(16\); there are too few images to decide; pass real training images to try the observer on$"
+    with pytest.warns(UserWarning, match=f"^observer is right on 0 of 49 images of pool, .*{words}"):
+        assert try_teacher(Guess(0), pool(49), "pool", role="observer") == 0
     options = Protocol(epochs=1, relabel=Relabel(Guess(0)))
     for real in (None, pool(60)):
         with pytest.raises(ValueError, match=f"60 images of {'test' if real is None else 'real'}"):
