@@ -253,7 +253,7 @@ def evaluate(
 
 
 def _random_like(data: RealImages, real: RealImages, generator: torch.Generator) -> LabeledImages:
-    counts = torch.bincount(class_labels(data), minlength=data.num_classes)
+    counts = torch.bincount(class_labels(data))
     wanted = counts.nonzero().flatten().tolist()
     index, _ = random_rows(class_rows(with_class_labels(real), wanted), counts[wanted].tolist(), generator)
     like = data._empty.images

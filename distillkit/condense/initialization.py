@@ -172,7 +172,6 @@ def _tiled(
     classes: Sequence[int] | None,
     generator: int | torch.Generator,
 ) -> TiledImages:
-    tiles.require_shape(real.shape)
     if isinstance(init, TiledImages) and init.tiles == tiles:
         groups = class_labels(init).view(-1, tiles.count)
         if bool((groups != groups[:, :1]).any()):

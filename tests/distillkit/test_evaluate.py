@@ -46,7 +46,10 @@ def reference(network: nn.Module, data: LabeledImages, protocol: Protocol, gener
     lr = protocol.lr
     velocity = [torch.zeros_like(p) for p in network.parameters()]
     for epoch in range(protocol.epochs + 1):
-        for index in torch.randperm(len(data), generator=generator).split(protocol.batch):
+        batches = list(torch.randperm(len(data), generator=generator).split(protocol.batch))
+        if len(batches[-1]) == 1 and any(isinstance(m, nn.BatchNorm2d) for m in network.modules()):
+            batches[-2:] = [torch.cat(batches[-2:])]
+        for index in batches:
             images, labels = data.images[index], data.labels[index]
             if protocol.augment is not None:
                 images = protocol.augment(images, generator, siamese=False)
@@ -83,12 +86,13 @@ def test_training_follows_the_protocol_for_any_chunk(norm: str, rows: bool) -> N
     data = stripes(21).to(dtype=torch.float64)
     if rows:
         data = data.replace(labels=torch.rand(21, 2, generator=derive(0), dtype=torch.float64).softmax(1))
-    protocol = Protocol(epochs=4, lr=0.1, batch=8, weight_decay=0.1, augment=jitter)
+    protocol = Protocol(epochs=4, lr=0.1, batch=10, momentum=0.8, weight_decay=0.1, augment=jitter)
     slow = reference(build(lambda: convnet(norm), 0).double().train(), data, protocol, derive(7))
     for chunk in (1, 3, None):
-        network = build(lambda: convnet(norm), 0).double()
-        assert train(network, data, protocol, generator=7, chunk=chunk) is network
-        assert not network.training
+        network, seen = build(lambda: convnet(norm), 0).double().eval(), list[int]()
+        assert train(network, data, protocol, generator=7, chunk=chunk, callback=seen.append) is network
+        assert (network.training, seen) == (False, [1, 2, 3, 4, 5])
+        assert all(p.grad is None for p in network.parameters())
         assert torch.allclose(weights(network), weights(slow), rtol=0, atol=1e-10)
         for name, buffer in network.named_buffers():
             assert torch.allclose(buffer, slow.get_buffer(name)), name
@@ -155,7 +159,7 @@ def test_accuracy_counts_and_restores_the_modes() -> None:
         assert accuracy(network, data, chunk=chunk) == 0.75
     assert network.training
     assert not network.inner.training
-    with pytest.raises(ValueError, match="class indices"):
+    with pytest.raises(ValueError, match=r"class indices as labels, got rows of shape \[4, 2\]$"):
         accuracy(network, data.replace(labels=torch.eye(2)[data.labels]))
 
 
@@ -176,18 +180,13 @@ class Narrow(ConvNet):
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "two": {"factory": {"small": convnet, "none": lambda: convnet("none")}, "against": [Jitter(), FGSM(0.1)]},
+    "two": {"factory": {"small": convnet, "none": lambda: convnet("none")}, "against": [Jitter(), FGSM(0.1)],
+            "data": stripes(8)[[1, 3, 5]]},
     "soft": {"data": SOFT[[0, 1, 2, 3, 6]], "real": SOFT, "protocol": Protocol(epochs=2, lr=0.1, batch=3)},
     "tiles": {"data": Tiles(2).pack(stripes(16)[[0, 2, 4, 6, 1, 3, 5, 7]]), "num_networks": 3},
-    "alone": {
-        "data": stripes(8),
-        "real": None,
-        "num_networks": 1,
-        "chunk": 3,
-        "factory": Narrow,
-        "protocol": Protocol(epochs=1),
-    },
-}
+    "alone": {"data": stripes(8).to(dtype=torch.float64), "real": None, "num_networks": 1, "chunk": 3,
+              "factory": Narrow, "protocol": Protocol(epochs=1), "against": [Jitter()], "precision": "tf32"},
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("global_rng_untouched")
@@ -195,7 +194,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_rows_are_those_of_single_trainings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks of both kinds of data share weights and orders; random images are drawn anew for each network."""
     how = {"data": stripes(3), "real": stripes(30), "factory": convnet, "protocol": Protocol(epochs=3, lr=0.1, batch=2)}
-    how = {"num_networks": 2, "chunk": None, "against": [], "generator": 5, **how, **CASES[name]}
+    how = {"num_networks": 2, "chunk": None, "against": [], "generator": 5, "precision": None, **how, **CASES[name]}
     data, real, factory, protocol, chunk = (how[key] for key in ("data", "real", "factory", "protocol", "chunk"))
     test = stripes(301, 1, 2.0)
     test = LabeledImages.from_pixels(
@@ -209,6 +208,7 @@ def test_rows_are_those_of_single_trainings(name: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("distillkit.evaluate.bar", Bar)
     found = evaluate(test=test, **how)
+    test = test.to(dtype=data.images.dtype)
     assert ticks == [len(ticks)] * len(found.rows) * how["num_networks"] * protocol.num_epochs
     rows, count = iter(found.rows), how["num_networks"]
     own_classes = data.columns["class"] if name == "soft" else data.labels
@@ -224,7 +224,7 @@ def test_rows_are_those_of_single_trainings(name: str, monkeypatch: pytest.Monke
                     index, _ = random_rows(some, [n for n in wanted if n], derive(seed, i, "random real"))
                     own = real[index] if name != "tiles" else Tiles(2).pack(real[index])
                     drawn.append(index.tolist())
-                network = build(make, derive(seed, architecture, i, "network"))
+                network = build(make, derive(seed, architecture, i, "network")).to(data.images)
                 order = derive(seed, architecture, i, "train")
                 networks.append(train(network, own, protocol, generator=order, chunk=chunk, progress=False))
             row = next(rows)
@@ -239,7 +239,12 @@ def test_rows_are_those_of_single_trainings(name: str, monkeypatch: pytest.Monke
             assert (row.data, row.architecture, row.labels) == (kind, told, labels)
     assert next(rows, None) is None
     assert found.accuracy == found.rows[0].mean
-    assert (found.images, found.protocol, found.device, found.precision) == (len(data), protocol, "cpu", None)
+    assert (found.images, found.protocol, found.device, found.precision) == (
+        len(data),
+        protocol,
+        "cpu",
+        how["precision"],
+    )
     assert [*found.against] == [str(one) for one in how["against"]]
 
 
@@ -248,17 +253,19 @@ def test_tables_and_records_show_every_number_of_every_row() -> None:
     rows = (
         Row("set", "net", (0.5, 0.6, 1.0), 1.24, "per view", {"FGSM 1/255": (0.1, 0.2, 0.6), long: (0.25, 0.5, 0.0)}),
         Row("random real", "other", (0.25,), 63.0, "hard", {"FGSM 1/255": (0.125,), long: (1.0,)}),
+        Row("set", "net", (0.5, 0.5), 0.06, "hard", {"FGSM 1/255": (0.0,), long: (0.0,)}),
     )
     against = {"FGSM 1/255": FGSM(1 / 255), long: Corruption("gaussian_noise", 3)}
     found = Evaluation(rows, Protocol(epochs=7, augment=jitter), 3, against, "cuda:1", "bf16")
     assert (rows[0].mean, rows[0].std, rows[1].std) == (pytest.approx(0.7), pytest.approx(0.07**0.5), None)
     assert repr(found) == str(found)
-    assert str(found).splitlines()[:3] == [
+    assert str(found).splitlines()[:4] == [
         "data         architecture     labels     accuracy %    FGSM 1/255  gaussian_noise 3  draws  seconds",
         "set          net              per view  70.0 ± 26.5   30.0 ± 26.5       25.0 ± 25.0      3      1.2",
         "random real  other            hard             25.0          12.5             100.0      1     63.0",
+        "set          net              hard       50.0 ± 0.0           0.0               0.0      2      0.1",
     ]
-    assert str(found).splitlines()[3:] == [f"protocol: {describe_protocol(found.protocol)}"]
+    assert str(found).splitlines()[4:] == [f"protocol: {describe_protocol(found.protocol)}"]
     record = json.loads(json.dumps(found.record()))
     assert record.pop("protocol") == {"name": describe_protocol(found.protocol), **found.protocol.record()}
     assert record.pop("rows") == [
@@ -280,6 +287,12 @@ def test_invalid_arguments_are_named() -> None:
             evaluate(data, test, convnet, real=real)
     with pytest.raises(ValueError, match="at least one architecture"):
         evaluate(data, data, {})
+    for wrong, words in (
+        ({"num_networks": 0}, "num_networks must be at least 1"),
+        ({"protocol": Protocol}, "^protocol must be a Protocol.*got the class Protocol"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            evaluate(data, data, convnet, **wrong)
     with pytest.raises(ValueError, match="must be probabilities"):
         train(convnet(), data.replace(labels=torch.ones(8, 2)), SHORT)
     empty = LabeledImages(torch.zeros(0, *SHAPE), torch.zeros(0, dtype=torch.int64), num_classes=2)

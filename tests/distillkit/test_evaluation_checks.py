@@ -132,6 +132,7 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: train(build(convnet, 0), made(factor=2), relabelled("rded"), progress=False),
         r"data hold 2 x 2 crops.*use PROTOCOLS\['rded-factor-2'\], or augment=ShufflePatches\(2",
     ),
+    "mosaics, evaluated": (lambda: measure(made(factor=2), protocol=relabelled("rded")), r"data hold 2 x 2 crops"),
     "mosaics, scores": (
         lambda: scores(made(factor=2), TEST, convnet, real=REAL, protocol=relabelled("rded"), num_networks=1),
         r"data hold 2 x 2 crops",
@@ -190,6 +191,7 @@ def test_valid_calls_cause_no_warning() -> None:
         lambda: measure(real=REAL),
         lambda: measure(soft_labels(SMALL, TEACHER, pool=REAL), real=real),
         lambda: measure(factory=log),
+        lambda: measure(soft_labels(SMALL, TEACHER, pool=REAL), protocol=relabelled("sre2l"), real=REAL),
         lambda: measure(made(factor=2), protocol=relabelled("rded-factor-2"), real=REAL),
         lambda: measure(made(factor=1), protocol=relabelled("rded")),
         lambda: measure(made(factor=2)),

@@ -91,6 +91,7 @@ def test_schedules_follow_their_formulas() -> None:
     assert rates("drop") == [2.0] * 8 + [0.2] * 5
     assert rates("drop", 7) == [2.0] * 5 + [0.2] * 3
     assert rates("steps", lr_drop=0.5) == [2.0] * 8 + [1.0] * 2 + [0.5] * 2
+    assert rates("steps", 11, lr_drop=0.5) == [2.0] * 7 + [1.0] * 2 + [0.5] * 2
     assert rates("constant") == [2.0] * 12
     assert rates("cosine") == pytest.approx([1 + math.cos(math.pi * e / 12) for e in range(12)])
     assert rates("half-cosine") == pytest.approx([1 + math.cos(math.pi * e / 24) for e in range(12)])
@@ -140,6 +141,7 @@ def test_evaluation_names_and_records_its_protocol() -> None:
     assert {f.name for f in fields(Protocol)} < set(record)
     for name, protocol in PROTOCOLS.items():
         assert name in describe_protocol(protocol).split("/")
+        assert json.loads(json.dumps(protocol.record()))["mix"] == (protocol.mix and repr(protocol.mix))
     assert describe_protocol(Protocol(epochs=5, lr=1.0, batch=3)) == "classic, epochs=5, lr=1.0, batch=3"
     assert describe_protocol(replace(PROTOCOLS["dm"], batch=200)) == "dm/dsa/mtt, batch=200"  # datm is as near
     changed = Protocol(epochs=5, lr=1.0, batch=3, momentum=0.3)

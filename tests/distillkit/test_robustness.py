@@ -254,16 +254,21 @@ def test_accuracy_does_not_depend_on_chunks_or_on_where_images_are_stored(one: P
     found = {accuracy(network, stored, against=one, generator=4, chunk=chunk) for chunk in (1, 7, None)}
     found |= {accuracy(network, stored.read(), against=one, generator=4, chunk=chunk) for chunk in (4, None)}
     assert len(found) == 1
+    assert accuracy(linear(), stored, chunk=7) == accuracy(linear(), stored.read().to(dtype=torch.float64))
     assert network.training
     assert all(p.grad is None for p in network.parameters())
 
 
 def test_own_perturbation_is_tested_like_the_others() -> None:
+    """It sees pixels in [0, 1], their labels and logits, and the given generator; its result is clipped."""
+    told, seen = list[list[Tensor]](), list[Tensor]()
+
     class Invert(Perturbation):
         def __call__(
             self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator
         ) -> Tensor:
-            return 1 - pixels
+            told.append([pixels, labels, logits(pixels), torch.rand(len(pixels), generator=generator)])
+            return 1.4 - pixels
 
         def __str__(self) -> str:
             return "inverted"
@@ -273,8 +278,13 @@ def test_own_perturbation_is_tested_like_the_others() -> None:
             return pixels.flatten(1)
 
     data, network = labeled(), linear()
-    inverted = LabeledImages.from_pixels(1 - RGB.decode(data.images), data.labels, num_classes=2, normalization=RGB)
-    assert accuracy(network, data, against=Invert()) == accuracy(network, inverted)
+    x = RGB.decode(data.images)
+    with network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+        accuracy(network, data, against=Invert(), generator=9, chunk=5)
+    wanted = [x, data.labels, network(data.images), torch.rand(12, generator=derive(9))]
+    for found, want in zip(zip(*told, strict=True), wanted, strict=True):
+        torch.testing.assert_close(torch.cat(found), want)
+    torch.testing.assert_close(RGB.decode(torch.cat(seen[-5::2])), (1.4 - x).clamp(0, 1))
     with pytest.raises(ValueError, match=r"inverted must return images of shape \[12, 3, 8, 8\], got \[12, 192\]"):
         accuracy(network, data, against=Flat())
 

@@ -150,7 +150,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "rows to test on": (
         lambda: evaluate((pixels(), marks()), (pixels(), torch.eye(3)[marks()]), net),
         ValueError,
-        "test must have class indices as labels",
+        r"test must have class indices as labels, got rows of shape \[6, 3\]$",
     ),
 }
 

@@ -277,17 +277,17 @@ def test_records_hold_a_teacher_by_fingerprint_and_path(tmp_path: Path) -> None:
 
 def test_teacher_is_required_and_must_fit() -> None:
     data = stripes(12)
-    with pytest.raises(ValueError, match=r"with_teacher\(teacher\)"):
-        train(build(convnet, 0), data, protocol(Relabel(None)))
+    for call in (lambda p: train(build(convnet, 0), data, p), lambda p: evaluate(data, data, convnet, protocol=p)):
+        refused(lambda c=call: c(protocol(Relabel(None))), ValueError, r"with_teacher\(teacher\)")
     with pytest.raises(ValueError, match="teacher must return 3 logits"):
         train(build(convnet, 0), data, protocol(Relabel(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)))))
     with pytest.raises(TypeError, match="teacher must be an nn.Module, got the class ConvNet"):
         Relabel(type(convnet()))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"relabel must be None or Relabel\(teacher\)"):
+    with pytest.raises(TypeError, match=r"relabel must be None or Relabel\(teacher\), got ConvNet$"):
         Protocol(relabel=trained_teacher())  # type: ignore[arg-type]
     for mix, came in ((CutMix, "the class CutMix"), (0, "int")):
-        call = lambda m=mix: Relabel(None, mix=m)  # noqa: E731
-        refused(call, TypeError, rf"mix must be None, CutMix\(\) or Mixup\(\), got {came}$")
+        for call in (lambda m=mix: Relabel(None, mix=m), lambda m=mix: Protocol(mix=m)):
+            refused(call, TypeError, rf"mix must be None, CutMix\(\) or Mixup\(\), got {came}$")
     with pytest.raises(ValueError, match="mix must be None with relabel"):
         Protocol(mix=CutMix(), relabel=Relabel(None))
     with pytest.raises(ValueError, match="must relabel to have a teacher"):
