@@ -81,7 +81,7 @@ class CapturedFunction:
         graph = _ForBatches(graph, function_name).transform()
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        self._forward, self._shared, self._function_name = graph.forward, len(shared), function_name
+        self._forward, self._function_name = graph.forward, function_name
         nodes = [n.meta.get("val") for n in graph.graph.nodes if n.op == "call_function"]
         sizes = [v.numel() for v in nodes if isinstance(v, Tensor)]
         self.activations, self.largest = sum(sizes), max(sizes, default=0)

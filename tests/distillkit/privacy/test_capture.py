@@ -250,9 +250,10 @@ def test_tensor_subclass_is_refused() -> None:
     class Own(Tensor):
         pass
 
-    for examples in ([torch.zeros(2, 3).as_subclass(Own)], [torch.zeros(2, 3), torch.zeros(2).as_subclass(Own)]):
+    plain, own = torch.zeros(2, 3), torch.zeros(2).as_subclass(Own)
+    for shared, examples in (([], [own]), ([], [plain, own]), ([own], [plain])):
         with pytest.raises(NotCapturable, match="Own is not a plain tensor"):
-            capture(lambda shared, x, *more: [x], [], examples, function_name="it")
+            capture(lambda shared, x, *more: [x], shared, examples, function_name="it")
 
 
 def test_function_that_reads_its_examples_in_another_way_is_refused() -> None:
@@ -346,6 +347,11 @@ def test_record_for_which_an_operator_fails_counts_as_zero() -> None:
         train(model, LabeledImages(images, DATA.labels, num_classes=3)[keep], sigma=0.0, clip=1e-3, rate=1.0, steps=1)
         released.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*released)
+    gradients = per_example_gradients(model, dropped_losses(model), (images, DATA.labels))
+    alone = [gradients(image[None], label[None]) for image, label in zip(images, DATA.labels)]
+    for column, parts in zip(gradients(images, DATA.labels), zip(*alone)):
+        torch.testing.assert_close(column, torch.cat(parts))
+        assert not column[CANARY].any()
 
 
 def test_measured_normalization_is_refused_unless_public() -> None:
@@ -387,20 +393,24 @@ def test_masks_differ_between_examples_and_have_the_rate() -> None:
     refused(lambda: gradients(images, labels), ValueError, "draws random numbers: pass generator=")
 
 
-def test_a_grid_reads_the_centre_where_it_is_not_finite_and_images_keep_theirs() -> None:
-    images, grids = torch.rand(4, 1, 5, 5, generator=derive(0)), torch.rand(4, 3, 3, 2, generator=derive(1)) - 0.5
+@pytest.mark.parametrize("sides", [(5, 5), (5, 4, 5)])
+def test_a_grid_reads_the_centre_where_it_is_not_finite_and_images_keep_theirs(sides: tuple[int, ...]) -> None:
+    images = torch.rand(4, 1, *sides, generator=derive(0))
+    grids = torch.rand(4, *[3] * len(sides), len(sides), generator=derive(1)) - 0.5
     images[2, 0, 2, 2] = grids[2, 1] = grids[0, 0, 0, 0] = grids[1, 2, 2, 1] = torch.nan
     grids[3, 1] = torch.inf
-    captured = capture(
-        lambda shared, x, g: [F.grid_sample(x[None], g[None], align_corners=False)],
-        [],
-        [images, grids],
-        function_name="it",
-    )
-    (rows,) = captured([], images, grids, generator=derive(0))
-    wanted = F.grid_sample(images, grids.nan_to_num(0.0, 0.0, 0.0), align_corners=False)
-    torch.testing.assert_close(rows.view_as(wanted), wanted, equal_nan=True)
-    assert bool(wanted.isnan().any())
+
+    def both(shared: Any, image: Tensor, grid: Tensor) -> list[Tensor]:
+        leaf = image.detach().requires_grad_()
+        with torch.enable_grad():
+            found = F.grid_sample(leaf[None], grid[None], align_corners=False)
+            return [found[0].detach(), torch.autograd.grad(found.nansum(), leaf)[0]]
+
+    rows = capture(both, [], [images, grids], function_name="it")([], images, grids, generator=derive(0))
+    finite = grids.nan_to_num(0.0, 0.0, 0.0)
+    for column, wanted in zip(rows, zip(*(both([], x, g) for x, g in zip(images, finite)))):
+        torch.testing.assert_close(column, torch.stack(wanted), equal_nan=True)
+    assert bool(rows[0].isnan().any())
 
 
 STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -498,9 +508,10 @@ DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
 @pytest.mark.parametrize("draw", DRAWN)
 def test_draws_are_inputs_with_the_operators_distribution(draw: str, global_rng_untouched: None) -> None:
     function, mean, variance = DRAWN[draw]
-    images = torch.zeros(8, 2500, dtype=torch.float64)
+    images = torch.zeros(8, 2500)
     captured = capture(lambda shared, x: [x + function(x)], [], [images], function_name="it")
     (rows,) = captured([], images, generator=derive(0))
+    assert rows.dtype == torch.float32
     assert float(rows.mean()) == pytest.approx(mean, abs=5 * (variance / 20_000) ** 0.5)
     assert float(rows.var()) == pytest.approx(variance, rel=0.1)
     assert not torch.equal(rows[0], rows[1])
