@@ -393,6 +393,13 @@ def test_masks_differ_between_examples_and_have_the_rate() -> None:
     refused(lambda: gradients(images, labels), ValueError, "draws random numbers: pass generator=")
 
 
+def test_sparse_gradients_are_refused() -> None:
+    model = build(lambda: nn.Sequential(nn.Embedding(7, 3, sparse=True), nn.Flatten(), nn.Linear(12, 3)), 0)
+    tokens = torch.zeros(5, 4, dtype=torch.int64)
+    with pytest.raises(NotCapturable, match=r"sparse gradients, as of nn.Embedding\(sparse=True\)"):
+        per_example_gradients(model, dropped_losses(model), (tokens, tokens[:, 0]))
+
+
 @pytest.mark.parametrize("sides", [(5, 5), (5, 4, 5)])
 def test_a_grid_reads_the_centre_where_it_is_not_finite_and_images_keep_theirs(sides: tuple[int, ...]) -> None:
     images = torch.rand(4, 1, *sides, generator=derive(0))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from distillkit._utils.progress import bar
 from distillkit.networks import RandomNetworks, build, split
@@ -34,30 +34,6 @@ def test_draw_is_the_network_that_the_set_trains(
     assert not torch.allclose(other.features(toy_set.images), drawn.features(toy_set.images))
     assert not any(module.training for module in drawn.modules())  # type: ignore[attr-defined]
     assert repr(networks) == "TrainedNetworks(on 12 images, 2 epochs)"
-
-
-class Scale(nn.Module):
-    """Layer whose initialization only its user knows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(16, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
-def test_networks_are_initialized_as_the_samplers(toy_set: LabeledImages) -> None:
-    def five(network: nn.Module, generator: torch.Generator) -> None:
-        network[1].scale.fill_(5.0)  # type: ignore[index]
-
-    def factory() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), Scale(), nn.Linear(16, 3)).double()
-
-    drawn = TrainedNetworks(factory, toy_set, Protocol(epochs=1, lr=1e-9), redraw=five).draw(derive(0))
-    scale = next(p for name, p in drawn.named_parameters() if name.endswith("scale"))  # type: ignore[attr-defined]
-    assert scale.tolist() == pytest.approx([5.0] * 16)
-    assert condensed(toy_set, factory, train=SHORT, networks=RandomNetworks(factory, five)).info["trained"]
 
 
 def test_no_training_shows_a_bar_without_progress(
