@@ -80,7 +80,7 @@ class Alone(nn.Module):
 
     def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
-        self.function, self.classifier, self.count, self.seen = function, nn.Linear(16, 3), 0, []
+        self.function, self.classifier, self.count, self.seen = function, nn.Linear(16, 3), 0, [0]
         self.register_buffer("moved", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def test_what_is_no_function_of_one_record_is_refused_by_name(name: str, global_
     before = {n: t.clone() for n, t in model.state_dict().items()}
     refused(lambda: train(model, ledger=ledger), kind, f"^the network Alone(?s:.)*{why}")
     assert ledger.events == ()
-    assert model.seen == []
+    assert model.seen == [0]
     assert not hasattr(model.classifier, "last")
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert model.moved is model._buffers["moved"]
@@ -258,11 +258,35 @@ def test_tensor_subclass_is_refused() -> None:
 
 def test_function_that_reads_its_examples_in_another_way_is_refused() -> None:
     model = build(lambda: FaultyNetwork(3), 0)
-    for used in (DATA.images[2:], DATA.labels):
+    for read in (lambda: DATA.images[2:].mean(), lambda: torch.sum(input=DATA.labels), lambda: DATA.images.shape[0],
+                 lambda: torch.cat((DATA.images, DATA.images)).mean()):  # fmt: skip
         with pytest.raises(NotCapturable, match="the network FaultyNetwork or its loss uses the records themselves"):
-            per_example_gradients(
-                model, lambda x, y, used=used: dropped_losses(model)(x, y) * used.float().mean(), tuple(DATA)
-            )
+            per_example_gradients(model, lambda x, y, read=read: dropped_losses(model)(x, y) * read(), tuple(DATA))
+    model.register_buffer("bank", DATA.images)
+    with pytest.raises(NotCapturable, match=r"uses the records themselves .*\(bank shares their memory\)"):
+        per_example_gradients(model, dropped_losses(model), tuple(DATA))
+
+
+def test_values_beside_the_arguments_are_those_of_the_capture() -> None:
+    held, images = torch.ones(4), torch.rand(2, 4, generator=derive(0))
+    captured = capture(lambda shared, x: [x + held], [], [images], function_name="it")
+    held.fill_(9)
+    assert torch.equal(captured([], images)[0], images + 1)
+
+
+def half_filled(x: Tensor) -> Tensor:
+    buffer = torch.empty(32)
+    buffer[:16] = x
+    return buffer[16:]
+
+
+@pytest.mark.parametrize("make", [torch.empty_like, lambda x: x.new_empty(16), half_filled])
+def test_uninitialised_memory_is_zero(make: Callable[[Tensor], Tensor]) -> None:
+    """Memory without a value must be neither read nor left to chance: the graph may hold no such operator."""
+    images = torch.ones(4, 16)
+    held = capture(lambda shared, x: [x + make(x)], [], [images], function_name="it")
+    assert not any(str(name).startswith(("empty", "new_empty")) for name in held._forward.__code__.co_names)
+    assert torch.equal(held([], images)[0], images)
 
 
 def any_two(logits: Tensor, labels: Tensor) -> Tensor:
@@ -503,6 +527,7 @@ DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "normal_": (lambda x: torch.empty_like(x).normal_(1, 2), 1.0, 4.0),
     "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), 0.3, 0.21),
     "bernoulli_": (lambda x: torch.empty_like(x).bernoulli_(0.4), 0.4, 0.24),
+    "bernoulli of one rate": (lambda x: torch.bernoulli(x, 0.4), 0.4, 0.24),
     "rand_like": (lambda x: torch.rand_like(x), 0.5, 1 / 12),
     "randn_like": (lambda x: torch.randn_like(x), 0.0, 1.0),
     "randint": (lambda x: torch.randint(4, x.shape).to(x), 1.5, 1.25),
@@ -688,6 +713,7 @@ def test_accepted_networks_have_exact_rows_that_other_records_cannot_change(name
         mixed = gradients(others, labels)
         assert all(torch.equal(a[::2], b[::2]) for a, b in zip(rows, mixed, strict=True))
     assert all(len(r) == 0 for r in gradients(images[:0], labels[:0]))
+    assert torch.backends.mkldnn.enabled
     assert set(vars(model)) == set(vars(ACCEPTED[name]()))
 
 

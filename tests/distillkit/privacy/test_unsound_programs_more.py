@@ -148,23 +148,6 @@ def test_network_that_is_accepted_is_harmless(name: str) -> None:
     require_harmless(factory, data, steps=3 if name == "buffer that opens a gate" else 1)
 
 
-def half_filled(x: Tensor) -> Tensor:
-    buffer = torch.empty(32)
-    buffer[:16] = x
-    return buffer[16:]
-
-
-@pytest.mark.parametrize("make", [torch.empty_like, lambda x: x.new_empty(16), half_filled])
-def test_uninitialised_memory_is_refused_or_zero(make: Callable[[Tensor], Tensor]) -> None:
-    """Memory without a value must be neither read nor left to chance: the graph may hold no such operator."""
-    from distillkit.privacy.capture._captured_function import capture
-
-    images = torch.ones(4, 16)
-    held = capture(lambda shared, x: [x + make(x)], [], [images], function_name="it")
-    names = [str(c) for c in held._forward.__code__.co_names]
-    assert not any(name.startswith(("empty", "new_empty")) for name in names)
-
-
 # Losses.
 
 
