@@ -41,7 +41,7 @@ def combined_info(infos: Sequence[Info], unknown: str = "") -> dict[str, Any]:
     distinct = _distinct(infos)
     first, *others = distinct
     made = {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
-    made = {k: v for k, v in made.items() if k not in (*GUARANTEE, *_MARKS)}
+    made = {k: v for k, v in made.items() if k not in GUARANTEE}
     if others:
         made["provenance"] = _distinct(entry for info in distinct for entry in _provenance(info))
     return made | inherited_info(infos, unknown)

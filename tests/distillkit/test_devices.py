@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ from distillkit.privacy import (
 )
 from distillkit.scores import scores
 from distillkit.sets import Tiles
-from distillkit.sets._devices import _moved, on_device
+from distillkit.sets._devices import DrawOnDevice, _moved, on_device
 from distillkit.training import Protocol, accuracy, train
 from tests.fl.emulated_device import DEVICE, on_second_device, second_device
 from tests.stored import write_pixels
@@ -243,14 +243,19 @@ def places(value: Any) -> set[bool]:
 )
 def test_images_in_every_form_move_with_their_labels(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[Any] = []
-    watched = on_device("images")(lambda images, labels=None, *, device=None: got.append((images, labels)))
+    watched = on_device("images")(
+        lambda images, labels=None, num_classes=None, normalization=None, *, device=None: got.append(
+            (images, (labels, num_classes, normalization))
+        )
+    )
     with second_device():
         call = (form,) if not isinstance(form, list) else (torch.utils.data.Subset(form, range(6)),)  # type: ignore[arg-type]
         watched(*call, device=DEVICE)
         if isinstance(form, tuple):
-            watched(*form, device=DEVICE)
-        for images, labels in got:
-            assert labels is None
+            watched(*form, num_classes=5, normalization=HALF, device=DEVICE)
+            assert (got[1][0].num_classes, got[1][0].normalization) == (5, HALF)
+        for images, given in got:
+            assert given == (None, None, None)
             assert places(images) == {True}
             assert images.labels.tolist() == [0, 1, 2, 0, 1, 2]
 
@@ -267,16 +272,19 @@ def test_results_return_to_the_first_argument_and_a_trained_network_to_its_own_d
         found = seen(far, trained=network, device="cpu")
         assert type(found) is tuple
         assert places(found[0]) == {False}  # a call that trains returns what the function returns
-        assert places(on_device()(lambda images, device=None: images)(far, device="cpu")) == {True}
+
+        found = on_device()(lambda images, device=None: (images, {"a": (images,)}))(far, device="cpu")
+        assert type(found) is type(found[1]["a"]) is tuple
+        assert places(found[0]) == places(found[1]["a"][0]) == {True}
 
         @on_device(trains="network")
-        def fails(network: nn.Module, device: Any = None) -> None:
+        def fails(images: LabeledImages, network: nn.Module, device: Any = None) -> None:
             raise ValueError(places(network))
 
         for own, other, moved in (("cpu", DEVICE, True), (DEVICE, "cpu", False)):
             network.to(own)
             with pytest.raises(ValueError, match=str(moved)):
-                fails(network, device=other)
+                fails(data(3), network, device=other)
             assert places(network) == {not moved}
 
 
@@ -292,6 +300,21 @@ def test_networks_are_copied_and_options_follow_their_networks() -> None:
         on_device()(lambda x, options, device=None: got.append(options))(data(3), protocol, device=DEVICE)
         assert places(got[0].relabel.teacher) == {True}
         assert got[0].augment is protocol.augment
+        held = Held(own, [torch.zeros(1)])
+        on_device()(lambda x, options, device=None: got.append(options))(data(3), held, device=DEVICE)
+        assert (places(got[1].network), places(got[1].tensors[0])) == ({True}, {False})
+
+
+@dataclass
+class Held:
+    """Options with a network, with tensors, and with what their constructor does not take."""
+
+    network: nn.Module
+    tensors: list[Tensor]
+    own: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own = self.network
 
 
 class Masked(nn.Module):
@@ -352,6 +375,7 @@ def test_samplers_give_networks_on_the_device_with_the_values_of_the_cpu(name: s
                 assert all(value.cpu().equal(state[n]) for n, value in network.state_dict().items())
         assert not any(p.requires_grad for p in moved.draw(draws[0]).parameters())
         assert places(sampler.draw(draws[0])) == {False}
+    assert DrawOnDevice(lambda g: places, False, torch.device("cpu"))(draws[0]) is places
 
 
 def test_unknown_devices_and_mixtures_are_refused_by_name() -> None:
@@ -545,7 +569,7 @@ def test_precision_reaches_evaluation_and_labels_and_is_recorded() -> None:
             data(9), data(30, 1), net, real=data(), protocol=replace(SHORT, augment=DSA()), num_networks=1,
             progress=False, precision=precision,
         ).hlr, float)  # fmt: skip
-        labelled = soft_labels(data(9), teacher(), pool=data(), precision=precision)
+        labelled = soft_labels(data(9), teacher(), pool=data(), precision=precision, device="cpu")
         assert labelled.info["soft_labels"].get("precision") == precision
         assert labelled.columns["logits"].dtype == labelled.labels.dtype == torch.float32
         assert accuracy(teacher(), data(), precision=precision) > 0.9

@@ -38,6 +38,7 @@ from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import Passes, condense_private, image_sgd, train_private
 from distillkit.rng import as_generator, derive
 from distillkit.sets import as_set
+from distillkit.sets._devices import on_device
 from distillkit.training import Protocol, train
 from tests.distillkit.labels.toys import stripes, trained_teacher
 
@@ -266,6 +267,12 @@ READERS: dict[str, tuple[Bars, Callable[..., Any]]] = {
         lambda f, **q: data.store_dataset(PIXELS, f.parent / str(q) / "a.npy", **q),
     ),
     "as_set": ([("reading real", "image", 0, 12, 12)], lambda f, **q: as_set(Lazy(), name="real", **q)),
+    "on a device": (
+        [("reading real", "image", 0, 12, 12)],
+        lambda f, **q: on_device("x", "real")(lambda x, real, progress=1, device=None: 0)(
+            SET, Lazy(), device="cpu", **q
+        ),
+    ),
     "from_dataset": (
         [("reading dataset", "image", 0, 12, 12)], lambda f, **q: LabeledImages.from_dataset(PIXELS, **q)
     ),

@@ -46,6 +46,7 @@ from distillkit.rng import as_generator, derive
 from distillkit.robustness import Corruption
 from distillkit.scores import scores
 from distillkit.sets import StoredImages, Tiles, _stored
+from distillkit.sets.as_set import open_set
 from distillkit.training import Protocol, accuracy, train
 from tests.refused import refused
 from tests.stored import require_same_set, write_pixels
@@ -360,7 +361,8 @@ def test_batches_in_any_order_are_read_once(
     "given", [{"labels": [0]}, {"num_classes": 9}, {"normalization": Normalization([0.5], [0.5])}], ids=str
 )
 def test_what_a_stored_set_has_must_be_left_out(given: dict[str, Any], stored: StoredImages) -> None:
-    refused(lambda: random_subset(stored, ipc=1, **given), TypeError, f"{next(iter(given))} must be left out when")
+    words = f"{next(iter(given))} must be left out when real is a StoredImages"
+    refused(lambda: open_set(stored, **given, name="real"), TypeError, words)
 
 
 def test_small_sets_are_read_once(
@@ -401,6 +403,7 @@ def test_a_reader_returns_its_rows_in_any_order(
     stored: StoredImages, rows: list[list[int]], data: st.DataObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distillkit.sets._labeled.is_accelerator", lambda device: True)
+    monkeypatch.setattr("distillkit.sets._labeled._AHEAD", 3)
     wanted = [torch.tensor(own, dtype=torch.int64) for own in rows]
     order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20))
     for some in (stored, stored.read()):
@@ -430,6 +433,9 @@ def test_stored_set_says_what_it_is_and_new_labels_end_its_guarantee(stored: Sto
     told = stored.replace(info={"dataset": "x", "split": "train", "client": 3, "epsilon": 1.0})
     assert repr(told).startswith("StoredImages(71 images 3x10x8; 5 classes; mean (0.4, 0.5, 0.6) std")
     assert f"; dataset=x; split=train; client=3; in {stored.path}" in repr(told)
+    assert (stored.replace(info={"a": (1,)}).info, stored[[1, 1]].info) == ({"a": [1]}, {"derived": "repeated images"})
+    refused(lambda: stored.replace(classes_given="no"), TypeError, "classes_given must be")
+    refused(lambda: stored.replace(class_names=["a"]), ValueError, "class_names must be 5 names")
     rows = told.replace(labels=torch.rand(71, 5))
     assert "; rows of 5; " in repr(rows)
     assert (told.info["epsilon"], told[:9].info["epsilon"], rows.info["epsilon"]) == (1.0, 1.0, None)
@@ -442,4 +448,4 @@ def test_an_error_while_reading_ahead_is_raised(stored: StoredImages, tmp_path: 
     with data._reader(lambda i: rows[i : i + 1], 4) as read:
         read(0)
         data.path.unlink()
-        refused(lambda: [read(i) for i in range(1, 4)], FileNotFoundError, "does not exist")
+        refused(lambda: [read(i) for i in range(1, 4)], FileNotFoundError, f"^{data.path} does not exist")

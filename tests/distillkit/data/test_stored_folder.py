@@ -250,7 +250,7 @@ def test_components_explain_how_to_read_stored_images(pets: Path, tmp_path: Path
     for images in (data, Subset(data, [0, 1]), DataLoader(data)):
         with pytest.raises(TypeError, match=rf"^real {words}"):
             as_set(images, name="real")
-    refused(lambda: LabeledImages.from_dataset(Subset(data, [0])), TypeError, words)
+    refused(lambda: LabeledImages.from_dataset(Subset(data, [0])), TypeError, f"^dataset {words}")
     with pytest.raises(AttributeError, match="are in a file"):
         _ = data.images
     assert as_set(data.read([0, 1])).info == data.info

@@ -142,7 +142,7 @@ def test_numbers_in_another_order_are_refused_beside_a_set_without_names(names: 
     ]
     for call in calls:
         if refused:
-            words = r"only (.+) has class names, .* labels of (\w+) have .*`\2\.replace\(class_names=\1\.class_n"
+            words = rf"only (.+) has .*: {', '.join(names)}, \.\.\.; if the labels of (\w+) have .*`\2\.repl.*=\1\."
             with pytest.raises(ValueError, match=words) as raised:
                 call(plain)
             assert "only test has" not in str(raised.value)
@@ -172,6 +172,12 @@ def test_datasets_and_loaders_give_names(tmp_path: Path) -> None:
     known = [as_set(one, num_classes=k).classes_given for one, k in ((Named(), None), (Named(), 3), (Rows(), None))]
     assert known == [False, True, True]
     assert as_set(X, Y, class_names=NAMES).classes_given
+    assert as_set(Subset(Named(), [0, 0])).info == {"derived": "repeated images", "classes": "dataset"}
+    for other, names in ((DATA, r"\(cat, dog, eel\)"), (DATA.replace(class_names=()), r"\(none\)")):
+        with pytest.raises(ValueError, match=f"class_names differ from those of the set {names}; omit them"):
+            as_set(other, class_names=("dog", "cat", "eel"))
+    with pytest.raises(ValueError, match="num_classes=5, but the labels name 3 classes; pass all by class_names="):
+        as_set(X, [NAMES[k] for k in Y.tolist()], num_classes=5)
     for name in NAMES:
         (tmp_path / "pets" / name).mkdir(parents=True)
         Image.new("L", (8, 8), ord(name[0])).save(tmp_path / "pets" / name / "0.png")

@@ -88,5 +88,5 @@ def test_only_a_column_of_indices_overrides_the_largest_entry(column: torch.Tens
 
 def test_label_rows_and_empty_sets_have_no_classes() -> None:
     soft = LabeledImages(torch.rand(2, 1, 2, 2, generator=derive(0)), torch.eye(2))
-    refused(lambda: class_rows(soft), ValueError, "labels must be class indices")
+    refused(lambda: class_rows(soft), ValueError, r"must be class indices \[N\], got rows of shape \[2, 2\]")
     refused(lambda: class_rows(a_set([0])[:0]), ValueError, "at least one image")

@@ -65,6 +65,7 @@ def test_an_npz_loses_nothing(data: LabeledImages, tmp_path_factory: pytest.Temp
     path = tmp_path_factory.mktemp("npz") / "set.npz"
     require_same_set(LabeledImages.load(given_set.export(path)), given_set)
     assert [p.name for p in path.parent.iterdir()] == ["set.npz"]
+    require_same_set(LabeledImages.load(path.rename(path.with_suffix(".NPZ"))), given_set)
 
 
 @settings(max_examples=15, deadline=None)
@@ -102,7 +103,17 @@ def some(**changes: object) -> LabeledImages:
     return LabeledImages(pixels, torch.arange(6) % 3, num_classes=3).replace(**changes)
 
 
-@pytest.mark.parametrize("names", [(), ("ant", "bee", "cat"), ("Coat", "T-shirt/top", "Bag"), ("B", "a", "b")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        (),
+        ("ant", "bee", "cat"),
+        ("Coat", "T-shirt/top", "U"),
+        ("B", "a", "b"),
+        ("a", "B", "c"),
+        ("Ape", "ape", "zoo"),
+    ],
+)
 def test_image_folder_reads_the_class_order(tmp_path: Path, names: tuple[str, ...]) -> None:
     data = some(class_names=names)
     read = ImageFolder(data.export(tmp_path / "out"), Compose([Grayscale(), ToTensor()]))
@@ -117,17 +128,25 @@ def test_image_folder_reads_the_class_order(tmp_path: Path, names: tuple[str, ..
 
 @pytest.mark.parametrize("count", [10, 11])
 def test_files_and_folders_sort_as_numbers(count: int, tmp_path: Path) -> None:
-    read = ImageFolder(LabeledImages(torch.rand(count, 1, 2, 2), torch.arange(count)).export(tmp_path / "a"))
-    assert read.classes == [f"{k:0{len(str(count - 1))}d}" for k in range(count)]
-    assert [Path(path).stem for path, _ in read.samples] == read.classes
+    data = LabeledImages(torch.rand(count, 1, 2, 2), torch.arange(count))
+    named = data.replace(class_names=[f"a/{k}" for k in range(count)])
+    wanted = [f"{k:0{len(str(count - 1))}d}" for k in range(count)]
+    for one, endings in ((data, [""] * count), (named, [f"_a_{k}" for k in range(count)])):
+        read = ImageFolder(one.export(tmp_path / str(len(one.class_names))))
+        assert read.classes == [k + ending for k, ending in zip(wanted, endings)]
+        assert [Path(path).stem for path, _ in read.samples] == wanted
 
 
 def test_labels_are_in_a_table(tmp_path: Path) -> None:
     rows = torch.tensor([[0.7, 0.2, 0.1]] * 5 + [[0.123456789, 0.3, 0.576543211]])
-    for labels, names in ((rows, ("ant", "bee", "cat")), (rows.argmax(1), ())):
-        folder = some(labels=labels, class_names=names).export(tmp_path / str(len(names)))
+    for labels, names, marks in (
+        (rows, ("ant", "bee", "cat"), [1, 0, 0, 0, 0, 2]),
+        (rows.argmax(1), (), [0] * 5 + [2]),
+    ):
+        columns = {"class": torch.tensor(marks)} if names else {}
+        folder = some(labels=labels, class_names=names, columns=columns).export(tmp_path / str(len(names)))
         table = list(csv.DictReader((folder / "labels.csv").open(encoding="utf-8")))
-        for i, (row, c) in enumerate(zip(table, [0, 0, 0, 0, 0, 2], strict=True)):
+        for i, (row, c) in enumerate(zip(table, marks, strict=True)):
             file = f"{names[c] if names else c}/{i}.png"
             wanted = {"file": file, "label": str(c), "blake2b": _digest((folder / file).read_bytes())}
             wanted |= {"class": names[c]} if names else {}
@@ -169,8 +188,11 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
             some().export(tmp_path / taken)
     (tmp_path / "empty.v2").mkdir()
     assert len(LabeledImages.load(some().export(tmp_path / "empty.v2"))) == 6
-    with pytest.raises(ValueError, match=r"path must end in \.npz, or be a folder without suffix, got 'a\.png'"):
-        some().export(tmp_path / "a.png")
+    for name in ("a.png", "a.NPZ"):
+        with pytest.raises(ValueError, match=f"path must end in .npz, or be a folder without suffix, got '{name}'"):
+            some().export(tmp_path / name)
+    words = f"cannot write {tmp_path}/gone/a: the folder {tmp_path}/gone does not exist"
+    refused(lambda: some().export(tmp_path / "gone" / "a"), FileNotFoundError, words)
     two = LabeledImages(torch.rand(3, 2, 4, 4), torch.arange(3))
     with pytest.raises(ValueError, match=r"PNG pictures have 1 or 3 channels, got 2; export to an \.npz"):
         two.export(tmp_path / "two")
@@ -230,6 +252,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "picture cut": (lambda f: (f / "bee/1.png").write_bytes(b"\x89PNG"), r"bee/1\.png is damaged, changed"),
     "other mean": (lambda f: edit(f / "set.json", "0.25", "0.5"), r"set\.json is damaged, changed"),
     "other epsilon": (lambda f: edit(f / "set.json", "8.0", "1.0"), r"set\.json is damaged, changed"),
+    "no format": (lambda f: edit(f / "set.json", '"format"', '"form"'), r"set\.json is damaged"),
     "no JSON": (lambda f: (f / "set.json").write_text("{", encoding="utf-8"), r"set\.json is damaged"),
     "a list": (lambda f: (f / "set.json").write_text("[1]", encoding="utf-8"), r"set\.json is damaged"),
     "no set.json": (lambda f: (f / "set.json").unlink(), r"has no set\.json.*distillkit\.data\.load_folder"),
@@ -270,6 +293,8 @@ def test_an_exported_folder_keeps_its_neighbours_and_becomes_pictures_on_request
     (folder / ".thumbnails").mkdir()
     for name in ("README.md", ".DS_Store", "ant/._0.png", ".thumbnails/0.png"):
         (folder / name).write_text("text", encoding="utf-8")
+    form = json.loads((folder / "set.json").read_text(encoding="utf-8"))
+    (folder / "set.json").write_text(json.dumps(dict(reversed(form.items()))), encoding="utf-8")
     for read in (LabeledImages.load, load_set):
         require_same_set(read(folder), soft(), images=False)
     refused(lambda: load_folder(tmp_path), ValueError, r"is an exported LabeledImages.*LabeledImages\.load")
@@ -310,13 +335,14 @@ FORMS: dict[str, Callable[[], LabeledImages]] = {
     "soft": soft,
     "one row": lambda: soft()[:1],
     "empty": lambda: some()[:0],
+    "empty rows": lambda: soft()[:0],
     "wide colour": lambda: LabeledImages(torch.rand(3, 3, 2, 5), torch.arange(3), info={"publishes": "pixels"}),
     "whitened": whitened,
     "tiles": lambda: Tiles(2).pack(soft()[:4]),
     "columns": lambda: some(columns={"class": torch.arange(6) % 3, "logits": torch.rand(6, 3, dtype=torch.float64)}),
     "joined": lambda: LabeledImages.concatenate([soft(), soft().replace(info={"client": 1})]),
     "multi-label": lambda: some(labels=(torch.rand(6, 3) > 0.5).float()),
-    "many": lambda: LabeledImages(torch.rand(12, 1, 2, 2), torch.arange(12), class_names=[str(k) for k in range(12)]),
+    "many": lambda: LabeledImages(torch.rand(12, 1, 2, 2), torch.rand(12, 12), class_names=[str(k) for k in range(12)]),
 }
 
 

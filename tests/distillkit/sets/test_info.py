@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ ENDED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "images": lambda s: s.replace(images=torch.rand(len(s), 1, 8, 8)),
     "labels": lambda s: s.replace(labels=1 - s.labels),
     "column": lambda s: s.replace(columns={"logits": torch.rand(len(s), 2)}),
-    "changed column": lambda s: s._with(columns={"y": s.labels}).replace(columns={"y": 1 - s.labels}),
+    "changed column": lambda s: s._with(columns={"y": s.labels}).replace(columns=MappingProxyType({"y": 1 - s.labels})),
     "measured": lambda s: s.renormalize(MEASURED),
     "relabel as measured": lambda s: s.replace(normalization=MEASURED),
     "assigned images": lambda s: assigned(s, images=torch.rand(len(s), 1, 8, 8)),
@@ -200,6 +201,9 @@ JOINED: list[tuple[list[dict[str, Any]], str, dict[str, Any] | str]] = [
      "the joined sets have guarantees of different relations (before: epsilon 1.235, 0)"),
     ([SURE, {"epsilon": 1, "relation": RELATION}], "",
      "the joined sets have guarantees of different relations (before: epsilon 1.235, 1)"),
+    ([SURE, {"epsilon": 1}], "",
+     "the joined sets have guarantees of different relations (before: epsilon 1.235, 1)"),
+    ([{"epsilon": None, "reason": "seeded"}] * 2, "", "seeded"),
     ([SURE, FREE | {"relation": "other"}], "",
      "the joined sets have guarantees of different relations (before: epsilon 1.235, 0)"),
 ]  # fmt: skip
@@ -210,6 +214,17 @@ def test_joined_guarantees_by_hand(infos: list[dict[str, Any]], unknown: str, wa
     assert inherited_info(infos, unknown) == ({"epsilon": None, "reason": wanted} if wanted is str(wanted) else wanted)
 
 
+def test_reason_names_all_new_parts() -> None:
+    parts: dict[str, Any] = {
+        "images": torch.rand(8, 1, 8, 8),
+        "labels": torch.zeros(8).long(),
+        "normalization": MEASURED,
+    }
+    found = make().replace(columns={"y": torch.zeros(8)}, **parts).info["reason"]
+    parts_text = "images, labels, the column 'y', a measured normalization"
+    assert found == f"{parts_text} of unknown origin (before: epsilon 2)"
+
+
 def test_image_that_occurs_twice_is_marked() -> None:
     data = make({})
     items: Any = Subset(TensorDataset(*data), [0, 1, 0])
@@ -217,6 +232,7 @@ def test_image_that_occurs_twice_is_marked() -> None:
     read = [as_set(source, class_names=("a", "b")) for source in sources]
     for twice in (data[[-1, 7]], data[torch.tensor([0, 0])], LabeledImages.concatenate([data, data]), *read):
         assert twice.info == {"derived": "repeated images"}
+    assert make({"derived": "k"})[[0, 0]].info == {"derived": "k; repeated images"}
     for once in (data[[-1, 6]], data[data.labels == 1], LabeledImages.concatenate([data[:0], data[:0], data])):
         assert once.info == {}
 
@@ -230,6 +246,7 @@ def test_equal_entries_stay_and_later_ones_reach_the_provenance() -> None:
     assert LabeledImages.concatenate([both, a]).info == both.info
     third = combined_info([a.info, b.info, {"dataset": "y", "client": 0}])
     assert third == {"publishes": both.info["publishes"], "provenance": [a.info, b.info, {"dataset": "y", "client": 0}]}
+    assert combined_info([{"a": 1}, {"b": 2}]) == {"provenance": [{"a": 1}, {"b": 2}]}
     facts = {"method": "n", "publishes": "means; m", "derived": "k", "epsilon": 0.1}
     marks = {"publishes": "pixels; m; labels; means", "derived": "k; d"}
     assert derived_info(facts, [a.info, b.info], "d") == {"method": "n", **marks}

@@ -11,12 +11,13 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import clients
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.sets import as_set
+from distillkit.sets.as_set import open_set
 from tests.refused import refused
 from tests.stored import require_same_set
 
@@ -153,7 +154,9 @@ def test_set_works_with_a_data_loader() -> None:
     assert torch.equal(torch.cat([x for x, _ in batches]), data.images)
     assert torch.equal(torch.cat([y for _, y in batches]), data.labels)
     some = DataLoader(data, sampler=SubsetRandomSampler([0, 1]))
-    refused(lambda: as_set(some), TypeError, "images is a DataLoader with a SubsetRandomSampler")
+    for call in (as_set, open_set):
+        refused(lambda call=call: call(some, name="real"), TypeError, "real is a DataLoader with a SubsetRandomSampler")
+    refused(lambda: LabeledImages.from_dataset(some), TypeError, "dataset is a DataLoader with a SubsetRandomSampler")
 
 
 @given(sets, st.data())
@@ -179,6 +182,7 @@ def test_integer_index_returns_the_pair(index: Any) -> None:
     image, label = data[index]
     assert torch.equal(image, data.images[int(index)])
     assert int(label) == int(data.labels[int(index)])
+    refused(lambda: data[0.5:], TypeError, r"index must be a slice of ints, got slice\(0.5, None, None\)")  # type: ignore[misc]
     for wrong in (6, -7, [0, 6], torch.tensor([-7])):
         refused(lambda wrong=wrong: data[wrong], IndexError, r"index must be in \[-6, 6\), got (-7|0|6) to (-7|6)")
 
@@ -218,6 +222,10 @@ def test_info_is_a_copy() -> None:
     data = make(info=info)
     info["nested"]["a"].append(3)
     assert data.info == {"nested": {"a": [1, 2]}}
+    columns = {"a": Y}
+    data = LabeledImages(X, Y, columns=columns)
+    columns.clear()
+    assert list(data.columns) == ["a"]
     require_same_set(copy.deepcopy(data), data)
 
 
@@ -235,7 +243,8 @@ def test_from_pixels_and_pixels_are_inverse(n: int, channels: int) -> None:
 @pytest.mark.parametrize("value", [255.0, 1.01, -0.01])
 def test_out_of_range_floats_are_refused_as_pixels(value: float) -> None:
     pixels = torch.tensor([0.5, value]).view(1, 1, 1, 2)
-    with pytest.raises(ValueError, match=r"pixels must be in \[0, 1\].*normalized images to LabeledImages"):
+    low, high = sorted((0.5, value))
+    with pytest.raises(ValueError, match=rf"pixels must be in \[0, 1\], got {low:.4g} to {high:.4g}; .* LabeledI"):
         LabeledImages.from_pixels(pixels, torch.tensor([0]))
     LabeledImages.from_pixels(pixels.clamp(-0.0009, 1.0009), torch.tensor([0]))  # such as after resizing
 
@@ -278,14 +287,17 @@ def test_concatenating_the_parts_gives_the_whole(data: LabeledImages, draw: st.D
 def test_concatenate_refuses_differences_with_a_remedy() -> None:
     a = LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"normalization": HALF}, r"convert one with `b\.renormalize\(a\.normalization\)`"),
+        (
+            {"normalization": HALF},
+            r": pixels .* and mean \(0.5\) .*one with `b\.renormalize\(a\.normalization\)`",
+        ),
         ({"images": torch.zeros(2, 1, 3, 3)}, r"shapes: \(1, 2, 2\) and \(1, 3, 3\); resize"),
         ({"num_classes": 5}, r"counts: 2 and 5; .* `b\.replace\(num_classes=a\.num_classes\)`"),
         ({"columns": {"x": torch.zeros(2)}}, r"columns: \[\] and \['x'\]; .* `b\.replace\(columns=\{\.\.\.\}\)`"),
         ({"labels": torch.eye(2)}, r"class indices and rows; .*one_hot"),
     ]
     for change, words in changes:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=f"^the sets have .*different .*{words}"):
             LabeledImages.concatenate([a, a, a.replace(**change)])
     refused(lambda: LabeledImages.concatenate([]), ValueError, "at least one set, got none")
 
@@ -296,13 +308,14 @@ def test_concatenate_refuses_differences_with_a_remedy() -> None:
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(0, 3), st.integers(1, 3), st.integers(1, 4))
 def test_every_image_is_in_its_place_of_the_grid(n: int, columns: int, padding: int, h: int, w: int) -> None:
     pixels = torch.rand(n, 2, h, w, generator=torch.Generator().manual_seed(n)) * 0.9
-    sheet = LabeledImages(pixels, torch.zeros(n, dtype=torch.long)).grid(columns, padding)
+    labels = torch.zeros(n, dtype=torch.long)
+    sheet = LabeledImages.from_pixels(pixels, labels, normalization=HALF).grid(columns, padding)
     rows = -(-n // columns)
     assert sheet.shape == (2, padding + rows * (h + padding), padding + columns * (w + padding))
     white = sheet.clone()
     for i in range(n):
         y, x = padding + i // columns * (h + padding), padding + i % columns * (w + padding)
-        assert torch.equal(sheet[:, y : y + h, x : x + w], pixels[i])
+        assert torch.allclose(sheet[:, y : y + h, x : x + w], pixels[i])
         white[:, y : y + h, x : x + w] = 1
     assert bool((white == 1).all())
 
@@ -345,6 +358,7 @@ X, Y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 1])
         ((X, Y), {"columns": {"a": torch.zeros(3)}}, ValueError, "column 'a' must have 2 rows"),
         ((X, Y), {"columns": {"a": torch.tensor(1.0)}}, ValueError, "column 'a' must have 2 rows"),
         ((X, Y), {"columns": {"a": [1, 2]}}, TypeError, r"column 'a' must be a torch\.Tensor, got list"),
+        ((X, Y), {"classes_given": "no"}, TypeError, "classes_given must be"),
         ((X, Y), {"info": {"a": X}}, TypeError, "info must be a mapping of JSON values"),
     ],
 )
@@ -354,7 +368,7 @@ def test_invalid_input_is_named(arguments: Any, options: Any, error: type[Except
 
 def test_from_pixels_refuses_the_same_input_as_the_class() -> None:
     refused(lambda: LabeledImages.from_pixels([[0.0]], Y), TypeError, r"pixels must be a torch\.Tensor")
-    refused(lambda: LabeledImages.from_pixels(X[0], Y), ValueError, "pixels must have 4 dimensions")
+    refused(lambda: LabeledImages.from_pixels(X[:0, 0], Y), ValueError, "pixels must have 4 dimensions")
 
 
 # as_set
@@ -364,15 +378,29 @@ def test_as_set_accepts_tensors_or_a_set() -> None:
     data = LabeledImages(X, Y, num_classes=4, normalization=HALF)
     assert as_set(data) is as_set(data, num_classes=4, normalization=Normalization([0.5], [0.25])) is data
     require_same_set(as_set(X, Y, num_classes=4, normalization=HALF), data)
+    mixed: Any = ConcatDataset([LabeledImages(X, Y), TensorDataset(X, Y)])
+    assert as_set(mixed).labels.tolist() == [0, 1, 0, 1]
+    assert as_set(X, torch.ones(2, 1)).labels.shape == (2, 1)
+    grey = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
+    large = LabeledImages.from_dataset(list(zip(grey, Y)), size=2, normalization=HALF).images
+    assert large.flatten(1).tolist() == [[-2.0] * 4, [2.0] * 4]
+    for pair in ([X, Y], (X, Y)):
+        refused(
+            lambda pair=pair: LabeledImages.from_dataset(pair), TypeError, "dataset must be a torch.utils.data.Dataset"
+        )
+    refused(lambda: LabeledImages.from_dataset(Subset(data, [0]), size=2), TypeError, "but dataset is a LabeledImages")
 
 
 def test_as_set_refuses_contradictions() -> None:
     data = LabeledImages(X, Y, num_classes=2)
-    refused(lambda: as_set(data, Y), TypeError, "labels must be left out")
+    refused(lambda: as_set(data, Y, name="real"), TypeError, "labels must be left out when real is a LabeledImages")
     refused(lambda: as_set(X), TypeError, "labels must be given")
     refused(lambda: as_set(data, num_classes=3), ValueError, "num_classes=3, but the set has 2")
     with pytest.raises(ValueError, match=r"normalization is mean \(0\.5\) .*, but the set's is pixels"):
         as_set(data, normalization=HALF)
+    refused(
+        lambda: as_set(data.replace(normalization=Normalization([0.5], [0.5])), normalization=HALF), ValueError, "set's"
+    )
     overwritten = LabeledImages(X.clone(), Y)
     overwritten.images[1] = torch.nan
     refused(lambda: as_set(overwritten), ValueError, "finite")
@@ -407,9 +435,10 @@ def test_repr_is_short_for_any_info() -> None:
         "ipc": 10,
         "seed": 2**61,
         "absent": list(range(99)),
+        "client": 3,
     }
     shown = repr(make(info=long))
-    assert shown.endswith("method=distribution matching, ipc=10, 5 facts in info)")
+    assert shown.endswith("method=distribution matching, ipc=10, client=3, 6 facts in info)")
     assert len(shown) < 200
 
 
@@ -440,5 +469,5 @@ def test_notebook_shows_the_images_of_each_class(shape: tuple[int, int, int], k:
         for j, one in enumerate(own):
             found = shown[:, 1 + i * (h + 1) : 1 + i * (h + 1) + h, 1 + j * (w + 1) : 1 + j * (w + 1) + w]
             assert torch.allclose(found, one, atol=0.003)
-    assert ("the first 10 of" in text) == (len(marks.unique()) > 10)
+    assert (f"the first 10 of {len(marks.unique())} " in text) == (len(marks.unique()) > 10)
     assert "img" not in data[:0]._repr_html_()

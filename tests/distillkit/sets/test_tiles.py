@@ -42,7 +42,8 @@ def test_decoding_is_bilinear_and_row_by_row() -> None:
 def test_the_adjoint_is_the_transpose_of_decoding(factor: int, n: int, seed: int) -> None:
     tiles, stored = Tiles(factor), noise(n, 6, seed)
     gradient = noise(n * tiles.count, 6, seed + 1)
-    assert tiles.adjoint(gradient).dtype == gradient.dtype
+    with torch.no_grad():
+        assert tiles.adjoint(gradient).dtype == gradient.dtype
     assert torch.isclose((tiles.decode(stored) * gradient).sum(), (stored * tiles.adjoint(gradient)).sum())
 
 
@@ -82,6 +83,9 @@ def test_other_labels_keep_the_parametrization_and_other_images_lose_it() -> Non
     assert isinstance(soft, TiledImages)
     assert torch.equal(soft.stored, data.stored)
     assert soft.labels is rows
+    twice = data.with_stored(2 * data.stored)
+    assert torch.equal(twice.stored, 2 * data.stored)
+    assert torch.equal(twice.images, 2 * data.images)
     half = data.to(dtype=torch.float64)
     assert isinstance(half, TiledImages)
     assert half.stored.dtype == half.images.dtype == torch.float64
@@ -96,11 +100,12 @@ def test_other_labels_keep_the_parametrization_and_other_images_lose_it() -> Non
     ("call", "text"),
     [
         (lambda: Tiles(0), "factor must be"),
-        (lambda: Tiles(2).decode(torch.zeros(1, 1, 3, 4)), "divisible by 2, got 3x4"),
+        (lambda: Tiles(2).decode(torch.zeros(1, 1, 3, 4)), "Tiles.2. needs .*divisible by 2, got 3x4"),
         (lambda: Tiles(2).encode(torch.zeros(4, 1, 4, 5)), "divisible by 2, got 4x5"),
         (lambda: Tiles(2).encode(noise(6)), "multiple of 4, for Tiles.2.; got 6"),
-        (lambda: Tiles.require(2), "parametrize must be a Tiles"),  # type: ignore[arg-type]
+        (lambda: Tiles.require(2), "parametrize must be a Tiles, such as Tiles.2., or None, got 2"),  # type: ignore[arg-type]
         (lambda: TiledImages(noise(1), torch.zeros(3, dtype=torch.int64), tiles=Tiles(2)), "labels"),
+        (lambda: TiledImages(noise(1), torch.zeros(4).long(), tiles=2), "tiles must be a Tiles, such as .*, got 2$"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_arguments_are_named(call: object, text: str) -> None:
