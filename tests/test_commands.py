@@ -488,6 +488,8 @@ def test_study_runs_once_and_is_shown_again(folder: Path) -> None:
     assert json.loads(run("study", "none", "--json").stdout) == {"runs": []}
     assert run("study", "none").stdout == "none has no finished run yet; the same call continues\n"
     assert (folder / "page.html").read_text(encoding="utf-8").count("<img") == 1
+    shutil.rmtree(next(Path("runs").glob("digits-*-1")))
+    assert "1 runs are missing; the same call continues" in run("study", "runs").output
 
 
 def test_doctor_says_what_an_extra_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
