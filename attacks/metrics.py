@@ -182,4 +182,4 @@ def _network(net: str, file: Path, device: torch.device) -> Callable[[Tensor, Te
         raise ValueError(
             f"{file} cannot be loaded ({error or type(error).__name__}); delete it and download it again"
         ) from error
-    return network.requires_grad_(False).to(device)
+    return network.to(device)

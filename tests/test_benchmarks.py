@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.benchmarks import growth, race, show, table
+from tests.benchmarks import bench_peers, growth, peers, race, show, table
 from tests.benchmarks.clock import with_peak
 from tests.benchmarks.limit import Convolutions
 from tests.benchmarks.rows import ROWS
@@ -105,6 +105,32 @@ def test_table_is_printed_and_saved_line_by_line(tmp_path: Path, capsys: pytest.
     refused(lambda: SCRIPT.measured(out.rename(tmp_path / "benchmarks.jsonl"), {}), ValueError, "made with --tiny")
 
 
+def test_benchmark_continues_and_a_failing_row_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, did = tmp_path / "made.jsonl", list[int]()
+
+    def made(number: int, tiny: bool, seconds: float) -> dict[str, Any]:
+        did.append(number)
+        if number == broken:
+            raise RuntimeError("no")
+        return {"growth": table.NAMES[number], "sizes": [1], "base": 1, "ratios": [1.0], "seconds": {"cpu": [[1.0]]}}
+
+    monkeypatch.setattr(table, "line", made)
+    names = [table.NAMES.index(name) for name in growth.NAMES[1:]]
+    words = ["--here", "--out", str(out), *(word for name in growth.NAMES[1:] for word in ("--only", name))]
+    broken = names[1]
+    refused(lambda: table.main(words), SystemExit, f"failed: {growth.NAMES[2]}")
+    assert did == names
+    broken, did[:] = -1, []
+    lines = table.main(words)
+    assert did == [names[1]]
+    assert [table.NAMES.index(line["growth"]) for line in lines] == names
+    assert show.read(out) == json.loads(json.dumps(lines))
+    monkeypatch.setattr(table, "code", lambda: "other code")
+    did.clear()
+    table.main(words)
+    assert did == names
+
+
 def test_setup_work_is_shared_by_its_steps() -> None:
     costs = [{"cpu": 1.0, "wall": 1.0, "faults": 0.0}] * 3
     sides = {"ours": costs, "plain": [{**c, "cpu": 10.0} for c in costs], "convolutions": costs}
@@ -145,6 +171,16 @@ def test_missed_target_is_marked_with_its_slowest_operations() -> None:
     assert plain(show.grown([grown]))[-1] == "| d | 10: 1, 1,000: 1.2 | 1.00, 1.20 (of 10), **missed** |"
 
 
+def test_profile_names_the_operations_of_all_threads() -> None:
+    def work() -> None:
+        from distillkit._utils.threads import thread_pool
+
+        with thread_pool(2, "work") as pool:
+            list(pool.map(lambda _: torch.ones(300, 300) @ torch.ones(300, 300), range(8)))
+
+    assert "aten::mm" in [name for name, _ in race.largest(work)]
+
+
 def test_page_names_rows_that_are_not_measured(tmp_path: Path) -> None:
     facts = dict.fromkeys(("command", "commit", "when", "processor", "cores", "torch"), "x")
     rows = [line(row=row.name, tiny=False, took=1.5, **facts) for row in ROWS]
@@ -152,3 +188,24 @@ def test_page_names_rows_that_are_not_measured(tmp_path: Path) -> None:
     said = SCRIPT.measured(tmp_path / "benchmarks.jsonl", {})
     assert f"Not measured: {ROWS[0].name}, {', '.join(growth.NAMES)}." in said
     assert f"in {1.5 * (len(ROWS) - 1):.0f} s: x, x cores" in said
+
+
+def test_rounds_with_failed_clients_have_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fewer(rounds: int) -> list[dict[str, Any]]:
+        return [{"wall": 0.1, "cpu": 0.1, "replies": 2 + (number == 0)} for number in range(rounds)]
+
+    def failing(rounds: int) -> list[dict[str, Any]]:
+        raise RuntimeError("gone")
+
+    real = bench_peers.ways(6, 3)
+    short = {name: way for name, way in real.items() if name == "plain loop" or name.startswith("ours")}
+    monkeypatch.setattr(bench_peers, "ways", lambda *_: {**short, "Flower": fewer, "pfl-research": failing})
+    monkeypatch.setattr(peers, "IMAGES", 10)
+    out = tmp_path / "made.json"
+    record = bench_peers.main(["--users", "6", "--cohort", "3", "--rounds", "2", "--repeats", "1", "--out", str(out)])
+    assert json.loads(out.read_text(encoding="utf-8")) == record
+    assert [(row["way"], row["replies"]) for row in record["rows"]] == [(name, 3) for name in short]
+    assert len(record["parts"]) == 5
+    assert all(0 <= ms < 1000 for ms in record["parts"].values())
+    assert record["failed"]["Flower"] == "rounds with [3, 2] replies, want 3 each"
+    assert record["failed"]["pfl-research"] == "RuntimeError: gone"

@@ -78,10 +78,8 @@ def gradient_norm(
 
 
 def _norms(network: nn.Module, values: dict[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
-    buffers = dict(network.named_buffers())
-
     def loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(network, {**parameters, **buffers}, (image.unsqueeze(0),))
+        logits = functional_call(network, parameters, (image.unsqueeze(0),))
         return F.cross_entropy(logits, label.unsqueeze(0))
 
     try:

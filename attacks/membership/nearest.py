@@ -74,7 +74,7 @@ def nearest(
         masked = None if labels is None or own is None else own[rows.to(own.device), None] != labels
         found.append(_two_nearest(part.double().flatten(1).to(images.device), images, masked))
     first, second = torch.cat(found).unbind(1)
-    return torch.where(second > 0, 1 - first / second, 0.0)
+    return 1 - first / second
 
 
 def _two_nearest(candidates: Tensor, images: Tensor, masked: Tensor | None) -> Tensor:

@@ -33,14 +33,12 @@ class Copies:
 
     Attributes:
         level: largest level of each published image to a record, in decibels, float64 [M].
-        record: index of this record, int64 [M].
         copied: whether each published image equals a record up to the rounding of 8-bit pixels, as it is or altered,
             bool [M].
         record_level: largest level of each record to a published image or to one of its tiles, float64 [N].
     """
 
     level: Tensor
-    record: Tensor
     copied: Tensor
     record_level: Tensor
 
@@ -90,21 +88,16 @@ def find_copies(images: Tensor, records: Tensor) -> Copies:
         images: pixels of the published images, [M, C, H, W] in [0, 1].
         records: pixels of the records, [N, C, H, W] in [0, 1], on the same device.
     """
-    level, record = closest_images(records, images)
-    record_level = closest_images(images, records)[0]
+    level, record_level = closest_images(records, images)[0], closest_images(images, records)[0]
     copied = level >= COPY_DB
     small, real = _shrunk(images), _shrunk(records)
     side = min(small.shape[2:])
     for found in (_search(small, real, tiles) for tiles in (1, *_TILES) if tiles == 1 or side // tiles >= _LEAST_TILE):
         for image, index, value, equal in found:
-            better = value > level[image]
-            # several pairs may concern one image: keep the best of them
             level.scatter_reduce_(0, image, value, "amax")
-            best = better & (value >= level[image])
-            record[image[best]] = index[best]
             record_level.scatter_reduce_(0, index, value, "amax")
             copied[image[equal]] = True
-    return Copies(level, record, copied, record_level)
+    return Copies(level, copied, record_level)
 
 
 def _shrunk(images: Tensor) -> Tensor:

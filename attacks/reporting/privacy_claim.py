@@ -156,7 +156,7 @@ def _add_ledger(section: Section, found: Evidence, claim: dict[str, Any]) -> Non
         wrong.append("its noise was drawn from the seed in config.json, so it is known")
     for name, worst, better in (("sigma", max, operator.gt), ("rate", min, operator.lt)):
         options, charged = run.options(name), [getattr(event, name) for event in events]
-        if options and charged and better(worst(charged), worst([*options, *([1.0] if name == "rate" else [])])):
+        if options and charged and better(worst(charged), worst(options)):
             method = f"the {name} of its method is {worst(options):g} (config.json)"
             wrong.append(f"it charged releases of {name} {worst(charged):g}, but {method}")
     for words in wrong:

@@ -87,12 +87,6 @@ def test_privacy_profile_detects_more_than_one_epsilon() -> None:
     assert audit_claim(*worlds, PROFILE).refuted
 
 
-def test_column_equals_a_row() -> None:
-    inside, outside = runs(SIGMA / 2, 300, 5)
-    assert audit_claim(inside[:, None], outside[:, None], PROFILE) == audit_claim(inside, outside, PROFILE)
-    assert epsilon_lower_bound(inside[:, None], outside[:, None], 1e-5) == epsilon_lower_bound(inside, outside, 1e-5)
-
-
 Counts = tuple[int, int, int, int]
 Slow = tuple[str, str, float, int]  # world, side, threshold and column of an event
 
@@ -249,7 +243,8 @@ BAD: list[tuple[Any, str]] = [
         lambda: audit_claim(GOOD.view(2, 2, 1), GOOD, PROFILE),
         r"inside must be \[n\] or \[n, d\] scores .* got shape \[2, 2, 1\]",
     ),
-    (lambda: audit_claim(GOOD, GOOD / 0, PROFILE), "outside must not be NaN, but 4 of"),
+    (lambda: audit_claim(GOOD, GOOD.view(2, 2) / 0, PROFILE), "outside must not be NaN, but 4 of 4"),
+    (lambda: audit_claim(GOOD[:, None][:, :0], GOOD, PROFILE), r"inside must be .* got shape \[4, 0\]"),
     (lambda: audit_claim(GOOD, GOOD.int(), PROFILE), "outside must be a floating tensor, got torch.int32"),
     (lambda: audit_claim(GOOD, GOOD, PROFILE, confidence=1.0), "confidence"),
     (lambda: audit_claim(GOOD, GOOD, PROFILE, confidence=0.0), "confidence"),
@@ -260,11 +255,11 @@ BAD: list[tuple[Any, str]] = [
     (lambda: max_lower_bound(9, confidence=1.0), "confidence"),
     (lambda: max_lower_bound(9, confidence=0.0), "confidence"),
     (lambda: epsilon_lower_bound(GOOD, GOOD, 1.0), "delta"),
-    (lambda: audit_claim(GOOD, GOOD, [(1.0,)]), "claim must be a list of pairs"),  # type: ignore[list-item]
+    (lambda: audit_claim(GOOD, GOOD, [(1.0, 0.0, 0.0)]), "claim must be a list of pairs"),  # type: ignore[list-item]
     (lambda: max_lower_bound(1), "runs must be at least 2"),
     (
         lambda: one_run_lower_bound(GOOD.view(2, 2), COINS.view(2, 2), 2, 0.0),
-        "scores must be at least 1 scores",
+        r"scores must be at least 1 scores, \[n\], got shape \[2, 2\]",
     ),
     (lambda: one_run_lower_bound(GOOD, COINS[:3], 2, 0.0), r"included must have the scores' shape \[4\], got \[3\]"),
     (lambda: one_run_lower_bound(GOOD, COINS.int(), 2, 0.0), "included must be a bool tensor"),

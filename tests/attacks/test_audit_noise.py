@@ -16,9 +16,7 @@ from attacks.audit import audit_noise
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import (
     Account,
-    Event,
     Ledger,
-    PrivateGradient,
     PublicEmbedders,
     Secret,
     class_sums,
@@ -74,36 +72,6 @@ def test_private_set_draws_the_charged_noise() -> None:
     assert audit_noise(secret.drawn, charged).holds
 
 
-def test_one_extra_step_of_a_hundred_is_detected_in_one_run() -> None:
-    secret, ledger = Secret(), Ledger()
-    ledger.spend(Event("dp_sgd", SIGMA, 0.5, 99))
-    weight = torch.zeros(130, requires_grad=True)
-    private = PrivateGradient([weight], sigma=SIGMA, clip=CLIP, denominator=4, secret=secret)
-    for _ in range(100):
-        private.take()
-    found = audit_noise(secret.drawn, of_steps(ledger))
-    assert not found.holds
-    assert (found.lacking, found.uncharged) == ({}, {SIGMA * CLIP: 130})
-    assert str(found) == "refuted: 130 noise values of standard deviation 1 were drawn but not charged"
-
-
-def test_halved_noise_is_detected_in_one_run() -> None:
-    secret, ledger = Secret(), Ledger()
-    ledger.spend(Event("dp_sgd", SIGMA, 0.5, 1))
-    PrivateGradient([torch.zeros(130)], sigma=SIGMA / 2, clip=CLIP, denominator=4, secret=secret).take()
-    found = audit_noise(secret.drawn, of_steps(ledger))
-    assert (found.lacking, found.uncharged) == ({SIGMA * CLIP: 130}, {SIGMA * CLIP / 2: 130})
-
-
-def test_cache_with_new_noise_at_every_read_is_detected() -> None:
-    """Dosser's error: charged once, with new noise at every read."""
-    secret, ledger, cache = Secret(), Ledger(), torch.zeros(1, 2, 5)
-    ledger.spend(Event("class_means", SIGMA))
-    for _ in range(4):
-        _ = secret.add_noise(cache, SIGMA)
-    assert audit_noise(secret.drawn, [(SIGMA, 10)]).uncharged == {SIGMA: 30}
-
-
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 9)), max_size=8), st.randoms())
 def test_audit_result_is_independent_of_the_order(pairs: list[tuple[float, int]], order: Any) -> None:
     drawn: Counter[float] = Counter()
@@ -116,11 +84,20 @@ def test_audit_result_is_independent_of_the_order(pairs: list[tuple[float, int]]
     assert (more.lacking, more.uncharged) == ({7.0: 2}, {})
 
 
+def test_all_differences_are_told_by_standard_deviation() -> None:
+    found = audit_noise({3.0: 2, 1.0625: 1}, [(5.0, 1), (3.0 * (1 + 1e-7), 7)])
+    count = "{} noise values of standard deviation {} were {}"
+    charged = [count.format(7, 3, "charged but not drawn"), count.format(1, 5, "charged but not drawn")]
+    drawn = [count.format(1, 1.062, "drawn but not charged"), count.format(2, 3, "drawn but not charged")]
+    assert str(found) == "refuted: " + "; ".join([*charged, *drawn])
+
+
 BAD: list[tuple[Any, str]] = [
-    (lambda: audit_noise([1.0], []), "drawn must map standard deviations to counts, got list"),
+    (lambda: audit_noise([1.0], ()), "drawn must map standard deviations to counts, got list"),
     (lambda: audit_noise({0.0: 1}, []), "standard deviation of drawn must be"),
     (lambda: audit_noise({1.0: -1}, []), "numbers of drawn must be at least 0"),
     (lambda: audit_noise({1.0: 1}, [1.0]), "charged must be a list of pairs"),
+    (lambda: audit_noise({1.0: 1}, [(1.0, 1, 1)]), "charged must be a list of pairs"),
     (lambda: audit_noise({1.0: 1}, [(math.nan, 1)]), "standard deviation of charged must be"),
     (lambda: audit_noise({1.0: 1}, [(1.0, 0.5)]), "numbers of charged must be"),
 ]

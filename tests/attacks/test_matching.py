@@ -59,30 +59,17 @@ def test_assignment_is_the_best_of_all_orders(seed: int, n: int) -> None:
     assert cost == pytest.approx(min(float((guess[list(p)] - truth).square().sum()) for p in permutations(range(n))))
 
 
-@settings(max_examples=20, deadline=None)
-@given(seed=SEEDS, n=st.integers(1, 12))
-def test_shuffled_batch_is_reordered(seed: int, n: int) -> None:
-    truth = pixels(n, seed)
-    shuffled = truth[torch.randperm(n, generator=derive(seed))]
-    assert torch.equal(shuffled[match(shuffled, truth)], truth)
-
-
-def test_one_good_image_is_counted_once() -> None:
-    truth = torch.stack([torch.full((1, 2, 2), v) for v in (0.5, 0.6)])
-    guess = torch.stack([torch.full((1, 2, 2), v) for v in (0.55, 0.0)])
-    assert sorted(match(guess, truth).tolist()) == [0, 1]
-
-
 IMAGES = torch.zeros(2, 1, 4, 4)
 
 
 @pytest.mark.parametrize("function", [align, match])
 def test_invalid_arguments_are_named(function: Any) -> None:
-    refused(lambda: function(IMAGES, IMAGES[:1]), ValueError, "images and references must have the same shape")
+    refused(lambda: function(IMAGES, IMAGES[:1]), ValueError, r"same shape, got \[2, 1, 4, 4\] and \[1, 1, 4, 4\]")
     refused(lambda: function(IMAGES, IMAGES.int()), TypeError, "references must be floating point")
     refused(lambda: function(IMAGES / 0, IMAGES), ValueError, "images must be finite")
 
 
 @pytest.mark.parametrize("pixel", [-1.0, 2.0, 255.0])
 def test_references_in_another_range_are_not_clamped_in_silence(pixel: float) -> None:
-    refused(lambda: align(IMAGES, IMAGES.index_fill(0, torch.tensor([1]), pixel)), ValueError, r"pixels in \[0, 1\]")
+    words = rf"pixels in \[0, 1\], got {min(pixel, 0):g} to {max(pixel, 0):g}; decode"
+    refused(lambda: align(IMAGES, IMAGES.index_fill(0, torch.tensor([1]), pixel)), ValueError, words)

@@ -7,8 +7,6 @@ import lpips as lpips_package
 import pytest
 import torch
 import torchvision
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from attacks import lpips, psnr, ssim
@@ -63,24 +61,13 @@ def test_ssim_of_equal_images_is_one_even_if_black() -> None:
     assert ssim(a, 1 - a).max() < 0
 
 
-@pytest.mark.parametrize("metric", [psnr, ssim])
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 4))
-def test_batch_equals_its_pairs_and_metrics_are_symmetric(metric, seed: int, n: int) -> None:
-    a, b = pictures(seed, n), pictures(seed + 1, n)
-    together = metric(a, b)
-    assert together.shape == (n,)
-    assert together.dtype == torch.float64
-    torch.testing.assert_close(together, torch.cat([metric(a[i : i + 1], b[i : i + 1]) for i in range(n)]))
-    torch.testing.assert_close(together, metric(b, a))
-
-
 @pytest.mark.parametrize("metric", [psnr, ssim, lpips])
 def test_invalid_pairs_of_batches_are_refused(metric) -> None:
     a = pictures(0, size=32)
     refused(lambda: metric(a - 0.5, a), ValueError, r"images must be pixels in \[0, 1\], got .*use set\.pixels\(\)")
     refused(lambda: metric(a, a * 2), ValueError, r"references must be pixels in \[0, 1\], got .* to 2: they seem norm")
-    refused(lambda: metric(a, a[:2]), ValueError, "same shape")
-    refused(lambda: metric(a, a.float()), ValueError, "same dtype")
+    refused(lambda: metric(a, a[:2]), ValueError, r"same shape, got torch.Size\(\[3, .* and torch.Size\(\[2, ")
+    refused(lambda: metric(a, a.float()), ValueError, "same dtype, got torch.float64 and torch.float32")
     refused(lambda: metric((a * 255).byte(), (a * 255).byte()), TypeError, r"float.*/ 255")
     refused(lambda: metric(a, torch.full_like(a, math.nan)), ValueError, "finite")
 
@@ -90,7 +77,8 @@ def test_ssim_refuses_a_too_large_window() -> None:
     refused(lambda: ssim(a, a), ValueError, r"window must fit in the images, \[8, 8\] pixels, got 11")
     wide = torch.cat([a, a], 3)
     refused(lambda: ssim(wide, wide), ValueError, r"window must fit in the images, \[8, 16\] pixels, got 11")
-    refused(lambda: ssim(a, a, window=6), ValueError, "odd")
+    refused(lambda: ssim(a, a, window=6), ValueError, "window must be odd, got 6")
+    refused(lambda: ssim(a, a, window=-1), ValueError, "window must be at least 1")
     assert ssim(a, a, window=7).tolist() == [1.0] * 3
 
 
@@ -145,6 +133,8 @@ def test_lpips_equals_its_definition(checkpoints: Path, global_rng_untouched: No
     features = trunk_file(checkpoints, "alexnet", "alexnet-owt-7be5be79.pth")
     a, b = (pictures(seed, size=40, dtype=torch.float32) for seed in (0, 1))
     torch.testing.assert_close(lpips(a, b), slow_lpips(features, [1, 4, 7, 9, 11], "alex", a, b))
+    small = [nn.functional.interpolate(x, (32, 32), mode="bilinear", antialias=True) for x in (a, b)]
+    torch.testing.assert_close(lpips(a, b, resize=32), slow_lpips(features, [1, 4, 7, 9, 11], "alex", *small))
 
 
 def test_lpips_invariances(checkpoints: Path, global_rng_untouched: None) -> None:
@@ -153,17 +143,12 @@ def test_lpips_invariances(checkpoints: Path, global_rng_untouched: None) -> Non
     distance = lpips(a, b, net="squeeze")
     assert distance.shape == (5,)
     assert distance.dtype == torch.float64
-    assert (distance > 0).all()
     assert lpips(a, a, net="squeeze").tolist() == [0.0] * 5
-    torch.testing.assert_close(distance, lpips(b, a, net="squeeze"))
     torch.testing.assert_close(distance, lpips(a, b, net="squeeze", chunk=2), rtol=1e-4, atol=1e-7)
-    assert (lpips(a, a.lerp(b, 0.3), net="squeeze") < distance).all()
-    grey, other = a[:, :1], b[:, :1]
+    grey, other = a[:, :1, :17, :17], b[:, :1, :17, :17]
     repeated = lpips(grey.repeat(1, 3, 1, 1), other.repeat(1, 3, 1, 1), net="squeeze")
     assert torch.equal(lpips(grey, other, net="squeeze"), repeated)
     assert not torch.allclose(distance, lpips(a, b, net="squeeze", resize=32), rtol=1e-3)
-    small = lpips(a[..., :8, :8], b[..., :8, :8], net="squeeze", resize=32)
-    assert (small > 0).all()
 
 
 @pytest.mark.parametrize(
@@ -204,8 +189,11 @@ def test_damaged_weights_file_is_named(checkpoints: Path) -> None:
 
 def test_lpips_refuses_unsupported_images(checkpoints: Path) -> None:
     a = pictures(0, size=28)
-    refused(lambda: lpips(a, a), ValueError, "at least 31 pixels a side for net='alex', got 28; resize=64")
-    refused(lambda: lpips(a, a, resize=30), ValueError, "at least 31 pixels a side for net='alex', got 30")
+    wide = torch.cat([a, a], 3)
+    refused(lambda: lpips(wide, wide), ValueError, "at least 31 pixels a side for net='alex', got 28; resize=64")
+    for net, least in (("alex", 31), ("vgg", 16), ("squeeze", 17)):
+        words = f"at least {least} pixels a side for net='{net}', got {least - 1}"
+        refused(lambda n=net, k=least: lpips(a, a, net=n, resize=k - 1), ValueError, words)  # type: ignore[misc]
     refused(lambda: lpips(a[:, :2], a[:, :2], resize=64), ValueError, "1 or 3 channels for LPIPS, got 2")
     refused(lambda: lpips(a, a, net="resnet"), ValueError, "net must be one of 'alex', 'vgg', 'squeeze', got 'resnet'")
     refused(lambda: lpips(a, a, resize=0), ValueError, "resize")

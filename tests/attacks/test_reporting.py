@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from attacks import report
-from attacks.membership import Pipeline
-from attacks.reporting import DamagedRun, IncompatibleImages, NoRun
+from attacks.membership import Pipeline, run_shadows
+from attacks.reporting import DamagedRun, IncompatibleImages, NoRun, _section_models
 from attacks.reporting._page import Findings, Section
 from attacks.reporting._rates import evaluate_scores, is_significant
+from attacks.reporting._recorded_run import open_run
 from attacks.reporting.similarity import random_baseline
 from attacks.transcript import DamagedTranscript
 from distillkit import LabeledImages
@@ -77,6 +78,13 @@ def test_real_initial_images_reveal_private_records(runs: Path, tmp_path: Path) 
         "Who sees what", "Sent images and the nearest records", "How many records are recovered",
         "Membership inference from the images", "Membership inference from the model", "Which classes clients hold",
         "The claimed epsilon", "What this report cannot determine",
+    ]  # fmt: skip
+    assert all(line in text for line in (found.verdict, *found.missing))
+    headers = [re.sub(" *[|] *", "|", line) for line in re.findall(r"^(\|.*)\n\| ?:?-", text, re.M)]
+    rates, levels = "AUC|true positives|false positives|", "at least 20 dB|at least 25 dB|at least 30 dB|"
+    assert headers == [
+        "|adversary|sees|attacked here|", f"|group|number|{levels}", f"|attack|{rates}", f"|score|{rates}",
+        "|client|certainly holds|certainly lacks|unknown|",
     ]  # fmt: skip
 
 
@@ -138,14 +146,20 @@ def test_published_set_alone_is_attacked(tmp_path: Path) -> None:
     assert re.search(r"\| distance +\| +100.0 % \(", text)
 
 
-def test_shadows_are_run_and_evaluated(runs: Path, tmp_path: Path) -> None:
+def test_shadows_are_run_and_evaluated(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(_section_models, "run_shadows", lambda *a, **k: asked.append((a[1], k)) or run_shadows(*a, **k))
+
     def fit(indices: torch.Tensor, seed: int) -> dict[str, Any]:
-        return {"model": lambda x, y: torch.isin(torch.arange(len(x)), indices).double() + torch.randn(len(x)) * 0.1}
+        noise = 0.1 * torch.randn(120, generator=derive(seed))
+        return {"model": lambda x, y: torch.isin(torch.arange(len(x)), indices).double() + noise[: len(x)]}
 
     pipeline = Pipeline(fit, TRAIN.images, TRAIN.labels)
-    found = report(runs / "average", pipeline, **GIVEN, out=tmp_path, progress=False)
+    options: dict[str, Any] = {"workers": 3, "progress": False}
+    found = report(runs / "average", pipeline, **GIVEN, out=tmp_path, shadows=10, **options)
     assert any("separates members from non-members" in leak for leak in found.leaks)
-    assert "8 shadows" in found.markdown.read_text(encoding="utf-8")
+    assert "10 shadows" in found.markdown.read_text(encoding="utf-8")
+    assert asked == [(10, {"out": tmp_path / "shadows", **options})]
 
 
 SMALLER = LabeledImages(torch.rand(30, 1, 8, 8), torch.arange(30) % 10, num_classes=10)
@@ -156,7 +170,7 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({**GIVEN, "non_members": TEST[:5]}, ValueError, "non_members must be at least 20, got 5"),
     (
         {**GIVEN, "network": ConvNet((1, 16, 16), 10, width=8, depth=2)}, ValueError,
-        "network must have the run's architecture",
+        "network must have the run's architecture: .* differ from those in model.safetensors; build",
     ),
     *(
         ({**GIVEN, name: pixels, "network": convnet(10)}, ValueError, "LabeledImages if a network is given")
@@ -164,9 +178,16 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"network": convnet}, TypeError, "network must be of torch.nn.Module"),
     ({"pipeline": print}, TypeError, "pipeline must be"),
-    ({**GIVEN, "started_from": torch.tensor([120])}, ValueError, "at least one index of a member, 0 to 119"),
-    ({**GIVEN, "started_from": torch.tensor([0.5])}, TypeError, "started_from must be an int tensor"),
-    ({"started_from": torch.arange(3)}, ValueError, r"started_from needs members= and non_members="),
+    *(
+        ({**GIVEN, "started_from": torch.tensor(odd).long()}, ValueError, "at least one index of a member, 0 to 119")
+        for odd in ([120], [-1], [], [[1]])
+    ),
+    ({**GIVEN, "started_from": torch.tensor([0.5])}, TypeError, "started_from must be an int .* got torch.float32"),
+    ({**GIVEN, "started_from": torch.ones(120).bool()}, TypeError, "started_from must be an int .* got torch.bool"),
+    *(
+        ({**given, "started_from": torch.arange(3)}, ValueError, r"started_from needs members= and non_members=")
+        for given in ({}, {"members": TRAIN}, {"non_members": TEST})
+    ),
     ({"shadows": 7}, ValueError, "shadows must be at least 8"),
     ({"shadows": 9}, ValueError, "shadows must be even because they come in pairs of complements, got 9"),
     ({"workers": 0, "shadows": 10}, ValueError, "workers must be at least 1"),
@@ -196,17 +217,25 @@ def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
     lost = broken("lost", message, None)
     for down in (5, 0):  # it may have got nothing
         lines = [json.loads(line) for line in (lost / "history.jsonl").read_text(encoding="utf-8").splitlines()]
-        lines[0]["bytes_by_client"]["0"][1] = down
+        lines[0]["bytes_by_client"] |= {"0": [lines[0]["bytes_by_client"]["0"][0], down], "7": [0, 5]}
         (lost / "history.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-        refused(lambda: report(lost), DamagedRun, r"transcript/1 lacks the messages of clients \[0\]")
+        refused(lambda: report(lost), DamagedRun, r"transcript/1 lacks the messages of clients \[0\], ")
+    shutil.rmtree(lost / "transcript" / "1")  # a part of the rounds may be kept
+    shutil.copy(lost / "checkpoint" / "model.safetensors", lost / "checkpoint" / "model-x.safetensors")
+    assert {message.round for message in open_run(lost).messages()} == {2}
+    assert list(open_run(lost).models) == ["x", ""]
+    first = (runs / "real" / "history.jsonl").read_bytes().splitlines()[0]
+    words = r"history\.jsonl holds 1 rounds, but the checkpoint is of round 2:"
+    refused(lambda: report(broken("short", "history.jsonl", first)), DamagedRun, words)
     for where in ("config.json", "history.jsonl"):
         with pytest.raises(DamagedRun, match=f"{where} is damaged"):
             report(broken(where, where, b'{"a": '))
         with pytest.raises(DamagedRun, match=f"{where} is damaged"):
             report(broken(f"bytes-{where}", where, b"\xff\xfe"))
-    refused(lambda: report(broken("list", "config.json", b"[]")), DamagedRun, r"config.json holds list")
-    with pytest.raises(DamagedRun, match="but this version supports 'distillkit.run/2'"):
-        report(broken("later", "config.json", b'{"format": "distillkit.run/9"}'))
+    refused(lambda: report(broken("list", "history.jsonl", b"{}\n[]")), DamagedRun, r"history.jsonl holds list")
+    for number, (text, form) in enumerate(((b'{"format": "a/9"}', "'a/9'"), (b"{}", "None"))):
+        with pytest.raises(DamagedRun, match=f"has the format {form}, but this version supports 'distillkit.run/2'"):
+            report(broken(f"later{number}", "config.json", text))
     refused(lambda: report(broken("set", "set.safetensors", b"no")), DamagedRun, "set.safetensors cannot be read")
     with pytest.raises(DamagedRun, match="model.safetensors cannot be read"):
         report(broken("model", "checkpoint/model.safetensors", b"no"), **GIVEN, network=convnet(10))

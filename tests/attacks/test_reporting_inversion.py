@@ -19,7 +19,7 @@ from attacks import report
 from attacks.inversion import FedAvgUpdate, Gradient
 from attacks.matching import align
 from attacks.metrics import psnr
-from attacks.reporting import DamagedRun, IncompatibleImages, Inversion
+from attacks.reporting import Inversion
 from attacks.reporting._evidence import Evidence, ObservedData, Records
 from attacks.reporting._page import Section
 from attacks.reporting._recorded_run import open_run
@@ -77,6 +77,7 @@ def test_records_of_an_update_are_reconstructed(run: Path, tmp_path: Path) -> No
     text = found.markdown.read_text(encoding="utf-8")
     assert "and were as close 0 times" in text
     assert "| the client's records " in text
+    assert text.count(line) == 1
     assert "labels inferred from the message" in text
 
 
@@ -134,8 +135,10 @@ def test_the_search_gets_the_options(labels: str, run: Path, monkeypatch: pytest
         advice = f"give invert=Inversion({remedy}){' to try' * ('records' in remedy)}"
         shown = f"what the update of a single client shows: {why}; {advice}"
         assert (left.missing, left.leaks, left.negatives) == ([shown], [], [])
-    told(run, Inversion(owners=[torch.arange(2), torch.arange(2)]))
+    own = torch.arange(2)
+    [(_, line)] = told(run, Inversion(owners=[own, own], steps=7), outside).leaks or [("", "")]
     assert asked[-1]["message"].observed[0].equal(fedavg_update_of(run, 0).observed[0])  # of equal sizes, the first
+    assert outside is None or "update of client 0 (the fewest records) in round 1 recovers 2 of its 2 records" in line
 
 
 def fedavg_update_of(run: Path, client: int) -> FedAvgUpdate:
@@ -151,10 +154,11 @@ def test_records_are_counted_for_the_asked_round(run: Path, tmp_path: Path) -> N
         store.record(
             number, client, "up", Message.unchecked({"FedAvg.update": model, "FedAvg.samples": float(samples)})
         )
+    store.record(4, 5, "down", Message.unchecked({"FedAvg.model": model}))  # and no reply
     folder = open_run(store.out)
     assert record_counts(folder, Inversion()) == {0: 40, 1: 9, 2: 5}
     assert record_counts(folder, Inversion(round=2)) == {0: 40, 1: 5, 2: 5}
-    owners = [torch.arange(4), torch.arange(0), torch.arange(2), torch.arange(1), torch.arange(1)]
+    owners = [torch.arange(n) for n in (4, 0, 2, 1, 1, 1)]
     assert record_counts(folder, Inversion(owners=owners)) == {0: 4, 2: 2, 3: 1}
     assert record_counts(open_run(altered(store.out, tmp_path / "even", weights="uniform")), Inversion()) == {}
     for client, number, wanted in ((2, None, 22.0), (1, 3, 31.0), (1, 2, 21.0)):
@@ -172,8 +176,9 @@ def test_records_are_counted_for_the_asked_round(run: Path, tmp_path: Path) -> N
         ({"phases": {"epochs": 2, "steps": None}}, 1, 40, {"batch": 32, "epochs": 2}),
         ({"phases": {"epochs": 1, "steps": 5}}, 1, 70, {"order": [(0, 32), (32, 64), (64, 70), (0, 32), (32, 64)]}),
         ({"phases": {"epochs": 1, "steps": 2}}, 1, 65, {"order": [(0, 32), (32, 65)], "norm": "batch"}),
+        ({"phases": {"epochs": 1, "steps": 1}}, 1, 70, {"order": [(0, 32)]}),
     ],
-    ids=range(7),
+    ids=range(8),
 )  # fmt: skip
 def test_replay_uses_the_options_of_the_folder(
     settings: Any, round: int, count: int, wanted: dict[str, Any], run: Path, tmp_path: Path
@@ -249,7 +254,8 @@ def test_user_defined_message_is_inverted(run: Path, tmp_path: Path, ordered: bo
         return sent
 
     given = Inversion(owners=OWNERS, build_message=observed_message, steps=20 if ordered else 100)
-    found = report(run, **GIVEN, invert=given, out=tmp_path)
+    folder = altered(run, tmp_path / "run", augment=["a"])  # which cannot be replayed from the folder
+    found = report(folder, **{**GIVEN, "network": None}, invert=given)
     assert asked == [("down", "up")]
     assert ordered or any("inverting" in line for line in found.leaks)
     near = [torch.cdist(x.flatten(1), TEST.images.flatten(1)).amin(1) < 0.1 for x in looked]
@@ -260,12 +266,6 @@ def test_mistakes_are_named(run: Path, tmp_path: Path) -> None:
     lost = Inversion(owners=OWNERS, build_message=lambda down, up: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(TypeError, match="the result of build_message must be an ObservedMessage"):
         report(run, **GIVEN, invert=lost, out=tmp_path)
-    with pytest.raises(IncompatibleImages, match="members and non_members must not share records"):
-        report(run, **{**GIVEN, "non_members": GIVEN["members"]}, out=tmp_path)
-    place = Path(shutil.copytree(run, tmp_path / "run"))
-    (place / "history.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(DamagedRun, match=r"history\.jsonl holds 0 rounds, but the checkpoint is of round"):
-        report(place)
 
 
 def test_training_of_several_exchanges_is_inverted(run: Path, tmp_path: Path) -> None:
@@ -306,9 +306,11 @@ def test_non_members_have_the_records_classes_if_possible() -> None:
         classes = [sorted(torch.tensor(labels)[index].tolist()) for index in drawn]
         assert all(len(index.unique()) == 3 for index in drawn)
         assert all(one == ours for one in classes) == kept
-    unknown = _draw_held_out(inside, own, records([0, 1, 3, 3, 3], data=False))
-    assert {int(i) for index in unknown for i in index} == set(range(5))
-    assert len({tuple(index.tolist()) for index in unknown}) > 30
+    soft = replace(inside, data=inside.data.replace(labels=torch.eye(4)))  # type: ignore[union-attr]
+    for one, others in ((inside, records([0, 1, 3, 3, 3], data=False)), (soft, records([0, 1, 3, 3, 3]))):
+        unknown = _draw_held_out(one, own, others)
+        assert {int(i) for index in unknown for i in index} == set(range(5))
+        assert len({tuple(index.tolist()) for index in unknown}) > 30
     others = replace(records([0] * 4 + [1, 0, 3, 1, 1]), index=torch.arange(4, 9))  # only these are attacked
     for index in _draw_held_out(inside, own, others):
         assert sorted(others.data.labels[others.index][index].tolist()) == ours  # type: ignore[union-attr]
@@ -328,13 +330,14 @@ def level(images: Tensor, truth: Tensor) -> str:
 
 
 @pytest.mark.parametrize("kind", ["recovered", "similar", "nothing", "alone"])
-def test_recovered_images_are_compared_with_the_clients_records(kind: str) -> None:
-    """Below 20 dB none is reconstructed, but if no other image is as close, the update still leaks."""
-    inside, outside = (Records(one.pixels(), torch.arange(len(one)), one) for one in (TRAIN, TEST))
+def test_recovered_images_are_compared_with_the_clients_records(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below 20 dB none is reconstructed, but if no other image is as close, the update still leaks. One is enough."""
+    monkeypatch.setattr("attacks.reporting.inversion._SHOWN", 3)
+    inside, outside = (Records(one.pixels(), torch.arange(1, len(one), 2), one) for one in (TRAIN, TEST))
     own = torch.tensor([41, 2, 17, 30])
     truth, noise = TRAIN.pixels()[own], torch.randn(4, 1, 8, 8, generator=derive(0))
     scale = torch.tensor([0.2, 0.06, 0.08, 0.2]).view(-1, 1, 1, 1)
-    made = {"similar": truth + 0.2 * noise, "nothing": 0.4 + 0.2 * truth + 0.2 * noise}.get(
+    made = {"similar": truth + 0.2 * noise, "nothing": 0.4 + 0.2 * truth + 0.12 * noise}.get(
         kind, 0.6 * truth + 0.3 + scale * noise
     )
     images = made.clamp(0, 1)[[2, 0, 3, 1]]
@@ -343,7 +346,7 @@ def test_recovered_images_are_compared_with_the_clients_records(kind: str) -> No
     paired = images[best(images, truth)]
     fitted = align(paired, truth)
     aligned = psnr(fitted, truth)
-    order = aligned.argsort(descending=True)
+    order = aligned.argsort(descending=True)[:3]
     levels = ", ".join(f"{v:.0f}" for v in aligned[order].tolist())
     caption = "Recovered images, the same aligned, and the client's records, the closest first. PSNR aligned:"
     rows = [paired[order], fitted[order], truth[order]]
@@ -358,7 +361,7 @@ def test_recovered_images_are_compared_with_the_clients_records(kind: str) -> No
         return
     means = []
     for index in _draw_held_out(inside, own, outside):
-        drawn = outside.pixels[index]
+        drawn = outside.selected[index]
         nearest = images[best(images, drawn)]
         means.append([float(psnr(one, drawn).mean()) for one in (nearest, align(nearest, drawn))])
     plain, others = torch.tensor(means).T
@@ -429,7 +432,7 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
     def build(down: TranscriptMessage, up: TranscriptMessage) -> Gradient:
         return Gradient.of(FACTORY(10), TRAIN.images[:3], TRAIN.labels[:3])
 
-    beyond = [OWNERS[0], torch.arange(58, 61)]
+    beyond = [OWNERS[0], torch.tensor([59, 60, 58])]
     cases: list[tuple[dict[str, Any], str]] = [
         ({"invert": True}, "invert must be of attacks.reporting.Inversion, got bool"),
         ({"invert": Inversion(client=7)}, r"client must be one that holds records and answered, \[0, 1\], got 7"),

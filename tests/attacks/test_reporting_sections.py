@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,6 @@ from distillkit._utils.tables import Table
 from distillkit.networks import ConvNet
 from distillkit.privacy import Event, Ledger, gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
-from fl.engine.store import Store
-from fl.message import Message
 
 
 def images(seed: int, n: int = 24, **info: Any) -> LabeledImages:
@@ -65,6 +64,8 @@ def test_published_set_states_its_claim_and_lacks_a_ledger() -> None:
     assert "Claimed: epsilon 2.5 at delta 1e-05 (add or remove one record), as the run recorded it." in words(section)
     assert section.missing[0] == "the charges: the ledger is not in the folder"
     assert "The claim was not audited." in words(section)
+    own = folder(published_set=made, history=[{"privacy": {"epsilon": 9.0}}])
+    assert "Claimed: epsilon 9 at" in words(claim_section(seen(own), None))
     assert "No epsilon is claimed" in words(claim_section(seen(folder(published_set=images(0, ipc=3))), None))
 
 
@@ -82,6 +83,7 @@ def test_each_client_is_charged_for_all_of_its_replies(tmp_path: Path) -> None:
         in (words(paid))
     )
     assert not paid.leaks
+    assert "The claim was not audited." in words(paid)
     owing = claim_section(seen(run, replies=[5, 9, 2]), None)
     said = "client 1 sent 9 replies and was charged for 5 releases"
     assert f"Replies without a charge: {said} (3 clients in total have such replies)." in words(owing)
@@ -111,16 +113,27 @@ def test_a_claim_is_computed_again_at_its_own_delta(change: float, tmp_path: Pat
     ledger.spend(Event("a", sigma=2.0))
     again = ledger.guarantee(delta=1e-3)
     assert again.epsilon is not None
+    other = 1e-2 if change == 1 else 1e-4
     history = [{"privacy": {"epsilon": 9.0}}, {"privacy": {"epsilon": change * again.epsilon, "delta": 1e-3}}]
-    run = folder(path=tmp_path, history=history, config={"privacy": {"delta": 1e-2}})
+    run = folder(path=tmp_path, history=history, config={"privacy": {"delta": other}})
     section = claim_section(seen(run), None)
     assert f"Claimed: epsilon {change * again.epsilon:.4g} at delta 0.001 ()" in words(section)
     assert f"Computed again from the ledger: {again}." in words(section)
     wrong = (
         f"it claims epsilon {change * again.epsilon:.4g}, but the charges in its ledger compose to {again.epsilon:.4g}"
     )
-    deltas = "its claim, config.json and ledger state different values of delta, [0.0001, 0.001, 0.01]"
+    deltas = f"its claim, config.json and ledger state different values of delta, {sorted({1e-4, 1e-3, other})}"
     assert [line for _, line in section.leaks] == [wrong] * (change < 1) + [deltas]
+
+
+def test_a_claim_needs_secret_noise(tmp_path: Path) -> None:
+    Ledger(tmp_path / "ledger.jsonl").spend(Event("a", sigma=2.0, seeded=True))
+    run = folder(path=tmp_path, history=[{"privacy": {"epsilon": 2.0}}], config={"privacy": {"secret": 7}})
+    section = claim_section(seen(run), None)
+    first, second = [line for _, line in section.leaks]
+    assert first.startswith("it claims epsilon 2, but by its ledger there is no guarantee: the noise of")
+    assert second == "its noise was drawn from the seed in config.json, so it is known"
+    assert words(section).count("Contradiction: ") == 2
 
 
 @pytest.mark.parametrize("noise", [None, "lacking", "uncharged"])
@@ -150,6 +163,10 @@ def test_an_audit_is_told_with_its_numbers(factor: float, noise: str | None) -> 
         assert section.leaks == [*leaks, *[("claim", told)] * tested.refuted]
         assert section.negatives == [("claim", f"{told} ({runs})")] * (not tested.refuted)
         assert any("own epsilon" in line for line in section.missing) == bool(odd)
+    if drawn is not None:
+        section = claim_section(seen(folder()), Audit(noise=drawn, mechanism="one round"))
+        assert (words(section).splitlines()[-1:], section.leaks) == (wrong, leaks)
+        assert section.missing == ["whether the drawn noise hides a record: give outcomes to Audit too"]
 
 
 def test_what_epsilon_does_not_cover_is_listed() -> None:
@@ -180,9 +197,9 @@ RISE = torch.tensor([-0.5, 0.5])
 
 def test_updates_without_bounds_are_counted_and_others_shown() -> None:
     noisy = torch.tensor([0.5, 0.25])  # no softmax's: its sum is not 0
-    section = class_section(seen(updates=[(0, RISE, 4), (1, noisy, 4)]))
+    section = class_section(seen(updates=[(0, RISE, 4), (1, noisy, 4), (2, noisy / 0, 4)]))
     assert rows(section) == [("0", "1", "none", "1")]
-    assert "1 updates allow no certain conclusion: bias_change must sum to 0" in words(section)
+    assert "2 updates allow no certain conclusion: bias_change must sum to 0" in words(section)
     [(kind, said)] = section.leaks
     assert (kind, "in 50 % of all cases" in said) == ("classes", True)
 
@@ -236,20 +253,22 @@ def test_weights_are_numbers_of_records_only_if_the_run_says_so(
     update = {"0.bias": torch.zeros(4), "1.weight": torch.zeros(2, 4), "1.bias": RISE, "2.bias": torch.zeros(1, 2)}
     values: dict[str, Any] = {"FedAvg.update": update, "FedAvg.samples": samples}
     sent = [TranscriptMessage(1, 3, "up", values), TranscriptMessage(1, 3, "down", values)]
-    sent += [TranscriptMessage(1, 3, "up", {}, exchange="answer")]
+    sent += [TranscriptMessage(1, 3, "up", {}, exchange="answer"), TranscriptMessage(2, 4, "up", values)]
     monkeypatch.setattr(RecordedRun, "messages", lambda self: iter(sent))
     method = {**PLAIN["method"], "with": {**OPTIONS, "weights": weights}}
     found = ObservedData.from_run(folder(config={**PLAIN, "method": method}, transcript=True))
-    assert found.replies == {3: 1}
-    [(client, bias, count)] = found.updates
-    assert (client, bias.tolist(), count) == (3, RISE.tolist(), size)
+    assert found.replies == {3: 1, 4: 1}
+    assert [(c, bias.tolist(), count) for c, bias, count in found.updates] == [(c, RISE.tolist(), size) for c in (3, 4)]
 
 
 def test_only_the_first_twenty_clients_are_listed() -> None:
-    section = class_section(seen(updates=[(client, RISE, None) for client in range(23)]))
-    assert "in 50 % of all cases" in section.leaks[0][1]
-    assert [row[0] for row in rows(section)] == [str(client) for client in range(20)]
-    assert "3 more clients are not shown" in words(section)
+    for count in (20, 23):
+        section = class_section(seen(updates=[(client, RISE, None) for client in reversed(range(count))]))
+        assert "in 50 % of all cases" in section.leaks[0][1]
+        assert [row[0] for row in rows(section)] == [str(client) for client in range(20)]
+        assert re.findall(r"\w+ more clients are not shown", words(section)) == ["3 more clients are not shown"] * (
+            count > 20
+        )
 
 
 def test_classes_are_collected_from_all_messages_of_a_client() -> None:
@@ -257,7 +276,8 @@ def test_classes_are_collected_from_all_messages_of_a_client() -> None:
     labels = {"object": "fl:Classification", "with": {"num_classes": 4}}
     made = [LabeledImages(torch.rand(2, 1, 4, 4), kinds, num_classes=4) for kinds in ([0, 2], [1, 2])]
     updates = [(1, torch.tensor([1.0, -0.5, -0.5, 0]), None), (0, torch.tensor([1.0, -1, 0, 0]), 1)]
-    found = ObservedData([], [(4, one) for one in made], [*updates, (2, RISE, 1)], {})
+    made.append(LabeledImages(torch.rand(2, 1, 4, 4), torch.eye(4)[:2]))  # whose labels are no classes
+    found = ObservedData([], [(4 + number // 2, one) for number, one in enumerate(made)], [*updates, (2, RISE, 1)], {})
 
     def section(**changes: Any) -> Section:
         return class_section(Evidence(folder(config={**PLAIN, "labels": labels, **changes}, transcript=True), found))
@@ -275,8 +295,9 @@ def test_classes_are_collected_from_all_messages_of_a_client() -> None:
     nothing = section(privacy={}, method={"object": "fl:FedDM"})
     assert nothing.missing == ["which classes each client holds: private messages; see attacks.inversion.class_bounds"]
     assert not rows(section(labels=LABELS))  # of another number of classes than the sets
-    [said] = class_section(seen(folder())).missing
-    assert "holds: no transcript; see" in said
+    nothing = class_section(seen(folder()))
+    assert "holds: no transcript; see" in nothing.missing[0]
+    assert words(nothing).startswith("No certain conclusion (no transcript).")
 
 
 def test_adversaries_are_listed_with_what_the_folder_has() -> None:
@@ -285,7 +306,7 @@ def test_adversaries_are_listed_with_what_the_folder_has() -> None:
         ("the server", "every message of every client"),
         ("recipients of the models", "the global model, the last or all"),
     )
-    bare = adversary_section(folder())
+    bare = adversary_section(folder(history=[{}]))
     assert rows(bare) == [(*first, "not in the folder"), sums, (*last, "not in the folder")]
     assert (words(bare), bare.missing) == (
         "",
@@ -301,7 +322,9 @@ def test_adversaries_are_listed_with_what_the_folder_has() -> None:
     assert words(adversary_section(full)).splitlines() == lines
     private = words(adversary_section(folder(config={"privacy": {}}, transcript=True)))
     assert private.startswith("This is a private run.")
-    made = adversary_section(folder(published_set=images(0), config={"privacy": {}}))
+    made = adversary_section(
+        folder(published_set=images(0), config={"privacy": {}, "transcript": config["transcript"]})
+    )
     assert rows(made) == [("recipients of the published set", "its images and labels", "set.safetensors")]
     assert (words(made), made.missing) == ("", [])
 
@@ -319,8 +342,8 @@ def test_a_claim_is_told_with_its_conditions(tmp_path: Path) -> None:
     held = {"epsilon": 2.0, "delta": 1e-5, "relation": "one", "valid_if": "planned"}
     start = "Claimed: epsilon 2 at delta 1e-05 (one), as the run recorded it."
     assert told(held | more) == [start, "It holds if planned.", *ends]
-    lost = {"epsilon": None, "reason": "seeded", "nominal_epsilon": 3.0, "valid_if": "planned"}
-    hoped = "With secret noise it would be epsilon 3."
+    lost = {"epsilon": None, "reason": "seeded", "nominal_epsilon": 3.125, "valid_if": "planned"}
+    hoped = "With secret noise it would be epsilon 3.125."
     assert told(lost | more) == ["No guarantee holds: seeded.", hoped, *ends]
     assert told({"epsilon": None}) == ["No guarantee holds: the run records no reason."]
 
@@ -328,7 +351,7 @@ def test_a_claim_is_told_with_its_conditions(tmp_path: Path) -> None:
 def test_started_records_are_rated_apart_from_the_rest() -> None:
     members = Records(torch.zeros(9, 1, 4, 4), torch.tensor([1, 3, 5, 7]), None)
     points = {"a": at_threshold(torch.tensor([0.0, 1.0]), torch.tensor([False, True]), 0.5)}
-    for started, shown in (([1, 2, 3], ["2/2", "1/2"]), ([1, 3, 5, 7], ["3/4", None]), ([0], [None, "3/4"])):
+    for started, *shown in (([1, 2, 3], "2/2", "1/2"), ([1], "1/1", "2/3"), ([*range(9)], "3/4", ""), ([0], "", "3/4")):
         section = Section("")
         _add_groups(section, members, {"a": torch.tensor([0.6, 0.5, 0.4, 0.9])}, points, torch.tensor(started))
         rates = [Rate.of(*map(int, one.split("/"))) if one else "none attacked" for one in shown]
@@ -358,25 +381,12 @@ def test_images_without_outsiders_are_shown_and_not_scored(tmp_path: Path) -> No
     text = found.markdown.read_text(encoding="utf-8")
     assert "and below each the nearest private record. PSNR to the record: equal" in text
     assert "held-out" not in text.split("Sent images")[1].split("\n")[0]
-    assert counted(text) == ["private records", "baseline: random real images"]
+    table = text.split("| group ")[1].split("\n\n")[0]
+    assert re.findall(r"\n\| ([^|-]+?) +\|", table) == ["private records", "baseline: random real images"]
+    assert "Not attacked: see the last section." in text
     assert any("whether similarity is a leak: give non_members=" in line for line in found.missing)
     assert not found.leaks
     assert str(found) == f"{found.verdict} ({found.html})"
-    judged = report(tmp_path, members=made, non_members=images(4), network=network)
+    judged = report(tmp_path, members=made, non_members=images(4), network=network, max_records=20)
+    assert any("(20 members and 20 non-members)" in line for line in judged.leaks + judged.not_found)
     assert any("the folder has no checkpoint/model.safetensors" in line for line in judged.missing)
-
-
-def counted(text: str) -> list[str]:
-    """Return the rows of the table of recovered records."""
-    table = text.split("| group ")[1].split("\n\n")[0]
-    return [line.split(" | ")[0].removeprefix("| ").strip() for line in table.splitlines()[2:]]
-
-
-def test_empty_sent_set_shows_nothing(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for client, data in ((0, images(1)[:0]), (1, images(1)[:4])):
-        store.record(1, client, "up", Message.unchecked({"set": data}))
-    found = ObservedData.from_run(folder(path=tmp_path, transcript=True))
-    assert [client for client, _ in found.sets] == [1]
-    assert [len(one) for one in found.rounds] == [4]
-    assert found.replies == {0: 1, 1: 1}

@@ -7,7 +7,7 @@ from torch import nn
 
 from attacks import roc
 from attacks.inversion import Gradient, invert_linear, invert_message
-from attacks.membership import Pipeline, ShadowScores, leave_one_out
+from attacks.membership import ShadowScores, leave_one_out
 from distillkit.networks import build
 from distillkit.rng import derive
 
@@ -42,11 +42,3 @@ def test_repr_of_shadows_shows_shapes_and_one_line_per_attack() -> None:
     for name, found in leave_one_out(made, fpr=0.1).items():
         assert repr(found) == str(found), name
         assert repr(found).startswith("TPR "), name
-
-
-def test_repr_of_a_pipeline_shows_its_fit() -> None:
-    def fit(indices: torch.Tensor, seed: int) -> dict[str, object]:
-        return {}
-
-    made = Pipeline(fit, torch.zeros(8, 1, 4, 4), torch.arange(8) % 2)  # type: ignore[arg-type]
-    assert "fit, images=float32 [8, 1, 4, 4], labels=[0, 1, 0, 1, 0, 1, 0, 1], population=None" in repr(made)

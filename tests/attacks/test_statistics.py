@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom, norm
 from sklearn.metrics import roc_auc_score
 
-from attacks.statistics import OperatingPoint, Rate, at_threshold, bonferroni, clopper_pearson, ppv, roc
+from attacks.statistics import OperatingPoint, Rate, at_threshold, bonferroni, clopper_pearson, ppv, ppv_interval, roc
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -61,9 +61,11 @@ def test_operating_point_is_optimal_within_its_false_positive_rate(rows: list[tu
 
 
 def test_rate_below_one_false_positive_is_not_measurable() -> None:
-    curve = roc(torch.arange(10.0), torch.arange(10) >= 5)
-    refused(lambda: curve.at(0.19), ValueError, "at least 1/5, one false positive")
-    assert curve.at(0.2).fpr.hits == 1
+    curve = roc(torch.arange(10.0), torch.arange(10) >= 4)
+    refused(
+        lambda: curve.at(0.24), ValueError, "at least 1/4, one false positive among the non-members, got 0.24; take"
+    )
+    assert curve.at(0.25).fpr.hits == 1
 
 
 def test_intervals_have_their_stated_coverage() -> None:
@@ -163,8 +165,9 @@ def test_threshold_selected_on_the_scores_is_refused() -> None:
     member = torch.arange(200) < 100
     scores = torch.randn(200, generator=derive(8)) + member
     picked = roc(scores, member).at(0.05)
-    with pytest.raises(ValueError, match=r"must not be chosen on the scores it is reported on.* Use roc\("):
-        at_threshold(scores, member, picked.threshold)
+    for one in (picked.threshold, float(scores[3]), float(scores[150])):
+        words = rf"must not be chosen on the scores it is reported on, but {one:g} is one .* Use roc\("
+        refused(lambda one=one: at_threshold(scores, member, one), ValueError, words)  # type: ignore[misc]
     assert at_threshold(scores, member, picked.threshold, chosen_elsewhere=True).tpr.hits == picked.tpr.hits
     assert at_threshold(scores, member, math.inf).tpr.hits == 0
     assert at_threshold(scores, member, picked.threshold + 1e-9).tpr.trials == 100
@@ -185,13 +188,22 @@ def test_few_false_positives_are_named() -> None:
     assert [(curve.at(rate).fpr.hits, curve.at(rate).few) for rate in (0.009, 0.01)] == [(9, True), (10, False)]
 
 
+ZEROS, ONE = torch.zeros(2), torch.tensor([True, False])
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda: roc(torch.tensor([1]), torch.tensor([True])), "scores must be a floating tensor"),
         (lambda: roc(torch.zeros(2), torch.tensor([1, 0])), "member must be a bool tensor"),
-        (lambda: roc(torch.zeros(2), torch.tensor([True])), "of the same length"),
-        (lambda: at_threshold(torch.zeros(2), torch.tensor([True, False]), 10**400), "threshold must be finite"),
+        (lambda: roc(torch.zeros(2), torch.tensor([True])), r"of the same length, got \[2\] and \[1\]"),
+        (lambda: roc(torch.zeros(2), torch.ones(2, 2).bool()), "of the same length"),
+        (lambda: roc(torch.tensor([math.nan, 0.0]), torch.tensor([True, False])), "must not be NaN, but 1 are"),
+        (lambda: at_threshold(ZEROS, ONE, math.nan), "got nan"),
+        (lambda: at_threshold(ZEROS, ONE, True), "threshold must be a number, got bool"),
+        (lambda: at_threshold(ZEROS, ONE, 1.0, chosen_elsewhere=1), "chosen_elsewhere must be True or False"),  # type: ignore[arg-type]
+        (lambda: ppv_interval(Rate.of(1, 2), 0.5, 0.5), "fpr must be a Rate"),  # type: ignore[arg-type]
+        (lambda: at_threshold(ZEROS, ONE, 10**400), "threshold must be finite"),
         (lambda: clopper_pearson(3, 2), "hits must be at most 2, got 3"),
         (lambda: clopper_pearson(1, 2, 1.0), "confidence"),
         (lambda: ppv(0.0, 0.0, 0.5), "must not both be 0"),

@@ -56,10 +56,11 @@ def test_transcript_of_the_federated_layer_is_read(
     values: dict[str, object], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     out = tmp_path_factory.mktemp("run")
-    Store(out).record(3, 12, "up", Message.unchecked(values))
-    [seen] = read_transcript(out)
-    assert (seen.round, seen.client, seen.direction) == (3, 12, "up")
-    assert same(dict(seen.values), dict(values))
+    for exchange in ("announce", "local"):
+        Store(out).record(3, 12, "up", Message.unchecked(values), exchange)
+    for seen, exchange in zip(read_transcript(out), ("announce", "local"), strict=True):
+        assert (seen.round, seen.client, seen.direction, seen.exchange) == (3, 12, "up", exchange)
+        assert same(dict(seen.values), dict(values))
     assert set(seen.sets) == {k for k, v in values.items() if isinstance(v, LabeledImages)}
 
 
@@ -74,6 +75,7 @@ def run(out: Path) -> Path:
 
 def test_messages_are_selected_by_round_client_and_direction(tmp_path: Path) -> None:
     (run(tmp_path) / "transcript" / "2" / "3-up.safetensors.tmp").touch()
+    (tmp_path / "transcript" / "7").touch()
     found = [(s.round, s.client, s.direction) for s in read_transcript(tmp_path)]
     assert found == [(r, c, d) for r in (2, 10) for c in (3, 11) for d in ("down", "up")]
 
@@ -101,9 +103,12 @@ def test_truncated_messages_are_refused(size: int, tmp_path: Path) -> None:
 
 def test_message_in_anothers_place_is_refused(tmp_path: Path) -> None:
     place = run(tmp_path) / "transcript" / "2"
-    (place / "3-up.safetensors").write_bytes((place / "11-up.safetensors").read_bytes())
-    with pytest.raises(DamagedTranscript, match="message of client 11 in round 2: the files .* are mixed up"):
-        list(read_transcript(tmp_path))
+    for client, number in ((11, 2), (3, 10)):
+        (place / "3-up.safetensors").write_bytes((place.parent / f"{number}/{client}-up.safetensors").read_bytes())
+        with pytest.raises(
+            DamagedTranscript, match=f"message of client {client} in round {number}: the files .* mixed up"
+        ):
+            list(read_transcript(tmp_path))
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
@@ -118,8 +123,9 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         ({"set": {"kind": "cube", "names": []}}, "ValueError: set is of the unknown kind 'cube'"),
         ({"set": {"kind": "tensor"}}, "KeyError: 'set'"),
         ([], "AttributeError: "),
+        ({"set": 3}, "TypeError: 'int'"),
     ],
-    ids=["kind", "absent", "list"],
+    ids=["kind", "absent", "list", "number"],
 )
 def test_valid_file_with_unknown_entries_is_refused(forms: object, why: str, tmp_path: Path) -> None:
     """As another version of the federated layer might write; its checksum is valid."""
@@ -134,7 +140,7 @@ def test_folder_without_messages_explains_how_to_keep_them(tmp_path: Path) -> No
     for odd in (None, 3, b"run", [tmp_path]):
         with pytest.raises(TypeError, match="folder must be a path"):
             read_transcript(odd)  # type: ignore[arg-type]
-    refused(lambda: read_transcript(tmp_path / "nowhere"), NoTranscript, "does not exist")
-    refused(lambda: read_transcript(tmp_path), NoTranscript, "transcript=True")
+    refused(lambda: read_transcript(tmp_path / "nowhere"), NoTranscript, "nowhere does not exist")
+    refused(lambda: read_transcript(tmp_path), NoTranscript, "transcript holds no messages: .*transcript=True")
     (tmp_path / "file").touch()
     refused(lambda: read_transcript(tmp_path / "file"), NotADirectoryError, "folder must be a folder, but .* is a file")

@@ -131,7 +131,9 @@ def test_label_rows_and_sets_reveal_present_classes(counts: list[int], noised: b
     with_size = class_bounds(6, labels=made, ipc=ipc, size=len(labels))
     assert true(with_size, labels)
     assert bool(with_size.exact.all()) or int((truth >= ipc).sum()) > 1
-    assert torch.equal(class_bounds(6, labels=made).present, truth > 0)
+    plain = class_bounds(6, labels=made)
+    assert torch.equal(plain.present, truth > 0)
+    assert torch.equal(plain.absent, truth == 0)
 
 
 def test_several_messages_are_combined() -> None:
@@ -145,8 +147,9 @@ def test_several_messages_are_combined() -> None:
         "Assuming: the weight gradient of cross-entropy with hard labels, on features that are never negative; images "
         "started from up to 1 different records per class; 4 records in all."
     )
-    exact = class_bounds(3, labels=torch.tensor([0, 1]), size=2)
+    exact = class_bounds(3, labels=torch.tensor([0, 1]), ipc=3, size=2)
     assert "holds classes 0 (exactly 1), 1 (exactly 1)" in str(exact)
+    assert "images started from up to 3 different records" in str(exact)
     for message in (
         {"bias_change": torch.tensor([1.0, 1e-6, -1.0])}, {"bias_gradient": torch.tensor([-1.0, 0, 1])},
         {"weight_gradient": torch.tensor([[-1.0, 2, 0], [0, 0, 1e-9], [1, -2, 0]])},
@@ -154,7 +157,8 @@ def test_several_messages_are_combined() -> None:
         assert class_bounds(3, **message).present.tolist()[:2] == [True, False]  # a zero tells nothing
     thirds = class_bounds(3, bias_gradient=torch.tensor([-2.0, -0.99985, 2.99985]) / 9, size=9)
     assert thirds.at_least.tolist() == [2, 1, 0]  # up to rounding errors
-    rows = torch.tensor([[0.0, 0], [1, 2], [3, 4]])
+    rows = torch.tensor([[0.0, 0], [0, 2], [3, 4]])
+    assert class_bounds(3, class_rows=rows).absent.tolist() == [True, False, False]
     for message, ground in (
         ({"labels": torch.tensor([0, 1])}, "a set made for the present classes only"),
         ({"class_rows": rows}, "rows for some classes only"),
@@ -163,9 +167,9 @@ def test_several_messages_are_combined() -> None:
         ({"class_rows": rows + 1, "noised": True}, "noised rows for all classes, from which nothing certain follows"),
     ):
         assert class_bounds(3, **message).grounds == (ground,)  # type: ignore[arg-type]
-    assert "(at least 1)" in str(class_bounds(3, class_rows=rows))
+    assert "holds classes 0 (at least 2); certainly" in str(class_bounds(3, labels=torch.tensor([0, 0]), ipc=2))
     nothing = class_bounds(2, class_rows=torch.ones(2, 3), noised=True)
-    assert "reveals nothing certain about 2 classes, which is no protection" in str(nothing)
+    assert "reveals nothing certain about 2 classes, which is no protection" in str(class_bounds(3, bias_gradient=BIAS))
     assert nothing.at_most.tolist() == [MANY, MANY]
 
 
@@ -173,21 +177,27 @@ BIAS = torch.tensor([-0.5, 0.25, 0.25])
 REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: class_bounds(3), "must be given at least one message"),
     (lambda: class_bounds(1, labels=torch.tensor([0])), "num_classes must be at least 2"),
-    (lambda: class_bounds(4, bias_gradient=BIAS), "bias_gradient must have one row or entry for each of 4 classes"),
-    (lambda: class_bounds(3, bias_gradient=BIAS + 0.1), "bias_gradient must sum to 0 over the classes"),
+    (lambda: class_bounds(4, bias_gradient=BIAS), r"one row or entry for each of 4 classes, got \[3\]"),
+    (lambda: class_bounds(3, bias_gradient=BIAS, size=0), "size must be at least 1"),
+    (lambda: class_bounds(3, labels=torch.tensor([0]), ipc=0), "ipc must be at least 1"),
+    (lambda: class_bounds(3, bias_gradient=BIAS - 0.002), "bias_gradient must sum to 0 over the classes"),
     (lambda: class_bounds(3, weight_gradient=torch.ones(3, 2)), "weight_gradient must sum to 0"),
     (lambda: class_bounds(3, bias_change=torch.tensor([1, 2, 3])), "bias_change must be a floating tensor"),
     (lambda: class_bounds(3, bias_change=BIAS / 0), "bias_change must be finite"),
     (lambda: class_bounds(3, class_rows=torch.zeros(2, 2)), r"one row per class, \[3, F\], got \[2, 2\]"),
+    (lambda: class_bounds(3, class_rows=torch.zeros(3, 0)), r"one row per class, \[3, F\], got \[3, 0\]"),
     (lambda: class_bounds(3, class_rows=torch.zeros(3, 2).long()), "class_rows must be a floating tensor"),
     (lambda: class_bounds(2, class_rows=torch.tensor([[1.0, torch.nan], [0, 0]])), "class_rows must be finite, except"),
     (lambda: class_bounds(3, labels=torch.tensor([3])), "labels must be below"),
     (
-        lambda: class_bounds(3, labels=torch.tensor([0, 0]), ipc=1),
-        "ipc must be at least the number of images of every class",
+        lambda: class_bounds(3, labels=torch.tensor([0, 0, 1]), ipc=1),
+        "ipc must be at least the number of images of every class, got 1 but 2 of one",
     ),
     (lambda: class_bounds(3, bias_gradient=BIAS, ipc=1), "ipc needs labels"),
-    (lambda: class_bounds(3, bias_gradient=BIAS, labels=torch.tensor([1])), "contradict each other"),
+    (
+        lambda: class_bounds(3, bias_gradient=BIAS, labels=torch.tensor([1])),
+        r"\(classes \[0\]\): the .* scaled up; a set made",
+    ),
     (lambda: class_bounds(3, labels=torch.tensor([0, 1, 2]), size=2), "contradict each other"),
 ]
 

@@ -92,20 +92,12 @@ def test_label_of_one_image_is_inferred_for_any_number_of_steps(
 
 
 def test_labels_of_a_batch_are_inferred_from_several_steps() -> None:
-    images, labels = torch.rand(4, *SHAPE, generator=derive(5)), torch.tensor([0, 3, 3, 4])
-    noise = torch.rand(32, *SHAPE, generator=derive(6))
-    for momentum in (0.0, 0.9):  # with momentum, a step counts several times
-        update = FedAvgUpdate.of(small(), images, labels, lr=0.02, epochs=3, batch=2, momentum=momentum)
-        assert update.read_labels(4, noise).tolist() == [0, 3, 3, 4]
-
-
-def test_function_that_replays_is_inverted_like_its_message() -> None:
-    net, images, labels = network("relu"), pictures(1), torch.tensor([2])
-    sent = Gradient.of(net, images, labels)
-    a = invert_message(sent, SHAPE, steps=5)
-    b = invert_message(ReplayableMessage(sent.observed, sent.replay, 5), SHAPE, labels=labels, steps=5)
-    assert a.losses == b.losses
-    assert torch.equal(a.images, b.images)
+    """With the mean prediction before and after; with momentum, a step counts several times."""
+    images, labels = torch.rand(8, *SHAPE, generator=derive(8)), torch.tensor([0, 0, 0, 3, 3, 3, 4, 4])
+    noise = torch.rand(64, *SHAPE, generator=derive(6))
+    for momentum in (0.0, 0.5):
+        update = FedAvgUpdate.of(small(), images, labels, lr=0.1, epochs=3, batch=2, momentum=momentum)
+        assert torch.equal(update.read_labels(8, noise), labels)
 
 
 # Images found.
@@ -126,6 +118,9 @@ def test_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
     embed: Callable[[Tensor], Tensor] = net.features  # type: ignore[assignment]
     sent = ClassMeans.of([embed], truth, labels, 5)
     assert [list(m.shape) for m in sent.observed] == [[2, 256]]
+    two = ClassMeans.of([embed, nn.Flatten()], truth, labels, 5)
+    for rows in (two.observed, two.replay(truth, labels)):
+        torch.testing.assert_close(rows, (sent.observed[0], truth.flatten(1)))
     found = invert_message(sent, SHAPE, 2, method="dlg", steps=8)
     assert found.labels.tolist() == [0, 3]
     assert float(psnr(found.images, truth).min()) > 40
@@ -169,7 +164,7 @@ def test_each_restart_has_its_start_and_labels_and_the_best_is_returned(
     reached, asked = (3.0, 0.5, 2.0, 0.25, 1.0), []
 
     def adam(losses: Any, starts: Any, steps: int, lr: float, normalization: Any, pull: Any = None) -> Any:
-        assert (steps, lr, normalization, pull is None) == (4800, 0.1, space, not group)
+        assert (steps, lr, normalization, pull is None) == (4800, 0.2, space, not group)
         first = len(asked)
         asked.extend(zip(losses, starts))
         if pull is not None:
@@ -199,6 +194,7 @@ def test_each_restart_has_its_start_and_labels_and_the_best_is_returned(
     monkeypatch.setattr("attacks.inversion.reconstruction.signed_adam", adam)
     monkeypatch.setattr("attacks.inversion.reconstruction.lbfgs", search)
     options: Any = {"method": method, "restarts": 5, "scale": 2.0, "normalization": space, "group": group}
+    options |= {} if method == "dlg" else {"lr": 0.2}
     found = invert_message(sent, SHAPE, 3, labels=truth if known else None, seed=7, **options)
     assert sent.observed is given
     assert all(float(loss(x).detach()) == pytest.approx(slow(y), rel=1e-4) for (loss, _), y in zip(asked, used()))
@@ -209,8 +205,10 @@ def test_each_restart_has_its_start_and_labels_and_the_best_is_returned(
     else:
         assert all(sorted(column) == [0, 1, 4] for column in orders[:3].T.tolist())
         assert not torch.equal(orders[3], orders[0])
+        start = asked[0][1]
         asked.clear()
         invert_message(sent, SHAPE, 3, seed=8, method="dlg")
+        assert not torch.equal(asked[0][1], start)
         assert [one.shape for one in looked] == [(64, *SHAPE)] * 2
         assert not torch.equal(looked[0], looked[1])
     rows = torch.arange(3) if known else orders[3].argsort()
@@ -232,8 +230,13 @@ def test_values_outside_the_box_are_cut_shrunk_or_stretched(kind: int) -> None:
         made = pixels.clamp(0, 1), 0.4 + share * (pixels - 0.4), (pixels - low) / (high - low)
         wanted.append(made[kind])
     target = torch.stack(wanted)
-    found = _to_pixels(x, lambda one: (space.decode(one) - target).square().sum(), space)
-    torch.testing.assert_close(found, target)
+    for rest in (1.0, math.nan):
+
+        def loss(one: Tensor, rest: float = rest) -> Tensor:
+            distance = (space.decode(one) - target).square().sum()
+            return torch.where(distance > 1e-6, rest, distance)
+
+        torch.testing.assert_close(_to_pixels(x, loss, space), target)
 
 
 # Priors.
@@ -346,7 +349,7 @@ def test_non_finite_start_stops_without_affecting_others() -> None:
 
     def pull(images: dict[int, Tensor]) -> dict[int, Tensor]:
         pulled.append(list(images))
-        return {0: torch.full_like(images[0], -0.1)}  # smaller than the gradient
+        return {r: torch.full_like(x, -0.1) for r, x in images.items() if not r}  # smaller than the gradient
 
     starts = [torch.full((1, 1, 2, 2), 0.9), torch.full((1, 1, 2, 2), 0.6)]
     alone = signed_adam([loss], starts[1:], 6, 0.1, IDENTITY)
@@ -357,6 +360,9 @@ def test_non_finite_start_stops_without_affecting_others() -> None:
     assert torch.equal(found[1][0], alone[0][0])
     assert found[1][1] == alone[0][1]
     assert pulled == [[0, 1], [0, 1]]  # of one start alone there is no mean to be pulled to
+    asked.clear()
+    signed_adam([fails, loss, loss], [*starts, starts[1]], 6, 0.1, IDENTITY, pull)
+    assert pulled[2:] == [[0, 1, 2]] * 2 + [[1, 2]] * 4
 
 
 def test_lbfgs_stops_on_divergence_or_stagnation_with_its_best() -> None:
@@ -402,66 +408,73 @@ NET = network()
 SENT = Gradient.of(NET, pictures(1), torch.tensor([0]))
 ONES = [torch.ones_like(p) for p in NET.parameters()]
 ROWS = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+Y, ZERO = torch.tensor([0]), torch.zeros(1, *SHAPE)
+EMBED: Any = (lambda x: x.flatten(1)[:, :2], nn.Flatten())
+
+
+def replayed(replay: Any, labels: Tensor | None = Y, count: int = 4) -> object:
+    return invert_message(ReplayableMessage(SENT.observed[:count], replay, 5), SHAPE, labels=labels)
+
+
+def weighed(*priors: Any) -> object:
+    return invert_message(SENT, SHAPE, priors=priors)
+
+
+def of_two(*order: Tensor, epochs: int = 1) -> object:
+    return FedAvgUpdate.of(NET, pictures(2), torch.tensor([0, 1]), lr=0.1, epochs=epochs, order=order)
+
+
+def cleared(x: Tensor, y: Tensor) -> Any:
+    x.data.zero_()
+    return SENT.replay(x, y)
+
+
 BAD: list[tuple[Any, str]] = [
-    (lambda: invert_message(SENT, SHAPE, group=0.1), "group needs method='geiping' and at least 2 restarts"),
-    (lambda: invert_message(SENT, SHAPE, method="dlg", restarts=2, group=0.1), "group needs method='geiping'"),
-    (lambda: invert_message(SENT, SHAPE, priors=[torch.mean]), "priors must be a list of pairs"),
-    (lambda: invert_message(SENT, SHAPE, priors=[(-1.0, torch.mean)]), "priors must be .*at least 0"),
-    (
-        lambda: invert_message(SENT, SHAPE, priors=[(1.0, torch.mean), (1.0, lambda x: x.sum() / 0)]),
-        r"priors\[1\] .*inf",
-    ),
-    (lambda: invert_message(SENT, SHAPE, priors=[(1.0, lambda x: x.flatten())]), r"one finite number .*got \[64\]"),
-    (lambda: invert_message(SENT, SHAPE, priors=[(1.0, lambda x: 3.0)]), "one finite number as a tensor, got float"),
-    (lambda: invert_message(ReplayableMessage(SENT.observed, SENT.replay, 5), SHAPE), "labels must be given"),
-    (
-        lambda: invert_message(ReplayableMessage(SENT.observed[:1], SENT.replay, 5), SHAPE, labels=torch.tensor([0])),
-        "message must replay tensors of the observed shapes",
-    ),
-    (
-        lambda: invert_message(
-            ReplayableMessage(SENT.observed, lambda x, y: SENT.observed, 5), SHAPE, labels=torch.tensor([0])
-        ),
-        "message must be replayed differentiably",
-    ),
-    (
-        lambda: invert_message(
-            ReplayableMessage(SENT.observed, lambda x, y: (*SENT.replay(x, y)[:-1], SENT.observed[-1] / 0), 5),
-            SHAPE,
-            labels=torch.tensor([0]),
-        ),
-        r"tensor \d+ of the message's replay must be finite",
-    ),
+    (lambda: invert_message(SENT, SHAPE, group=0.1), "group needs .* at least 2 restarts, got 'geiping' and 1"),
+    (lambda: invert_message(SENT, SHAPE, method="dlg", restarts=2, group=0.1), "group needs .* got 'dlg' and 2"),
+    (lambda: weighed((1.0, torch.mean), (1.0, lambda x: x.data.zero_().sum())), r"priors\[1\] must not change its"),
+    (lambda: weighed(torch.mean), "priors must be a list of pairs"),
+    (lambda: weighed((-1.0, torch.mean)), "priors must be .*at least 0"),
+    (lambda: weighed((1.0, torch.mean), (1.0, lambda x: x.sum() / 0)), r"priors\[1\] .*inf"),
+    (lambda: weighed((1.0, lambda x: x.flatten())), r"one finite number .*got \[64\]"),
+    (lambda: weighed((1.0, lambda x: 3.0)), "one finite number as a tensor, got float"),
+    (lambda: replayed(SENT.replay, None), "labels must be given"),
+    (lambda: replayed(SENT.replay, count=1), r"observed shapes, \[\[8, 1, 3, 3\]\], got \[\[8, 1, 3, 3\], \[8\],"),
+    (lambda: replayed(lambda x, y: SENT.observed), "message must be replayed differentiably"),
+    (lambda: replayed(lambda x, y: (*SENT.replay(x, y)[:-1], ONES[-1] / 0)), "tensor 3 of the .* must be finite"),
+    (lambda: replayed(lambda x, y: [][0]), r"replay images \[1, .*labels \[1\]: list"),
+    (lambda: replayed(cleared), "replay must not change its images"),
+    (lambda: replayed(SENT.replay, Y + 5), "labels must be below num_classes=5"),
+    (lambda: replayed(lambda x: x), "replay is called as"),
+    (lambda: ReplayableMessage(SENT.observed, SENT.replay, 1), "num_classes must be at least 2"),
     (lambda: ReplayableMessage([torch.ones(2) / 0], SENT.replay, 5), r"observed\[0\] must be finite"),
     (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not be empty or all 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, batch=0), "batch must be at least 1"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=0), "epochs must be at least 1"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, momentum=1.0), "momentum must be less than 1"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, weight_decay=-0.1), "weight_decay must be at least 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[]), "order must hold at least one batch, got none"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, batch=1, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order replaces epochs and batch"),
-    (
-        lambda: FedAvgUpdate.of(NET, pictures(2), torch.tensor([0, 1]), lr=0.1, order=[torch.arange(2)] * 3),
-        "order must have 1 batch\\(es\\), as epochs=1 and batch=None make of 2 images, got 3: give epochs",
-    ),
-    (
-        lambda: FedAvgUpdate.of(NET, pictures(2), torch.tensor([0, 1]), lr=0.1, epochs=2, order=[torch.arange(2)]),
-        "order must have 2 batch",
-    ),
-    (
-        lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[torch.tensor([1])]).replay(pictures(1), torch.tensor([0])),
-        "order must point into the 1 images, got the index 1",
-    ),
-    (lambda: invert_message(ClassMeans([torch.flatten], [ROWS]), SHAPE), "embeddings must give \\[N, 2\\]"),
+    (lambda: of_two(*[Y] * 3), r"have 1 batch\(es\), as epochs=1 and batch=None make of 2 images, got 3: give epochs"),
+    (lambda: of_two(Y, epochs=2), "order must have 2 batch"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[Y, Y + 1]).replay(ZERO, Y), "into the 1 images, got the index 1"),
+    (lambda: invert_message(ClassMeans(EMBED, [ROWS, ROWS[:, [0, 1, 1]]]), SHAPE), r"give \[N, 3\], .*, got \[1, 64\]"),
+    (lambda: ClassMeans([torch.flatten, lambda: 0], [ROWS, ROWS]), "embeddings is called as"),
+    (lambda: ClassMeans([torch.flatten], [ROWS, ROWS]), "means must be 1 tensors"),
+    (lambda: ClassMeans([torch.flatten] * 2, [ROWS, ROWS.int()]), r"means\[1\] must be a floating tensor"),
+    (lambda: ClassMeans([torch.flatten], [ROWS[:, :0]]), r"means must be .* got \[2, 0\]"),
     (lambda: invert_message(ClassMeans([nn.Linear(3, 2)], [ROWS]), SHAPE), r"embeddings must take images .*8, 8\]"),
     (lambda: ClassMeans([], []), r"means must hold at least one tensor \[K, F\], got none"),
     (lambda: ClassMeans([torch.flatten], [ROWS[0]]), r"means must be \[K, F\] of the same classes, got \[2\]"),
     (lambda: ClassMeans([torch.flatten] * 2, [ROWS, ROWS[:1]]), r"means must be \[K, F\] of the same .*got \[1, 2\]"),
     (lambda: ClassMeans([torch.flatten], [0 * ROWS]), "means must have a row for at least one class"),
-    (lambda: ClassMeans([torch.flatten], [ROWS / 0]), "means must .* finite rows"),
+    (lambda: ClassMeans([torch.flatten] * 2, [ROWS, ROWS / 0]), "means must .* finite rows"),
     *(
         (lambda n=n: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([n, n])), "counts must be 0 exactly for")  # type: ignore[misc]
         for n in (0, 1)
     ),
-    (lambda: ClassMeans([torch.flatten], [ROWS]).read_labels(3, ROWS), "labels must be given: means do not reveal"),
+    (lambda: ClassMeans([torch.flatten], [ROWS + 1]).read_labels(1, ROWS), "given: .* 1 images differ from 2, one per"),
     (lambda: batch_norm_prior(NET), "network must have a BatchNorm layer"),
     (lambda: batch_norm_prior(nn.BatchNorm2d(1).eval(), first_multiplier=-1.0), "first_multiplier"),
 ]

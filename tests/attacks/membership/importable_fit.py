@@ -16,7 +16,10 @@ IMAGES = torch.rand(20, 1, 4, 4, generator=derive(0))
 def fit(indices: Tensor, seed: int) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
     """Return a 'model': the mean of its records plus noise."""
     mean = IMAGES[indices].mean(0) + 0.01 * torch.randn(1, 4, 4, generator=derive(seed))
-    return {"model": lambda x, y: (x * mean).flatten(1).sum(1) + y, "both": lambda x, y: (x * mean).flatten(1)[:, :3]}
+    return {
+        "model": lambda x, y: (x * mean).flatten(1).sum(1) + y,
+        "scores.both": lambda x, y: (x * mean).flatten(1)[:, :3],
+    }
 
 
 unfitted: list[int] = []

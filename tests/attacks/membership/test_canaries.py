@@ -22,6 +22,9 @@ def records(count: int = 60, classes: int = 4, seed: int = 0) -> LabeledImages:
     )
 
 
+SIZES: list[int] = []
+
+
 class Lookup(nn.Module):
     """A network that returns the label of a training image, and class 0 for any other image."""
 
@@ -30,6 +33,7 @@ class Lookup(nn.Module):
         self.known = known
 
     def forward(self, images: Tensor) -> Tensor:
+        SIZES.append(len(images))
         flat = self.known.images.flatten(1)
         equal = (images.reshape(len(images), 1, -1) == flat).all(2)
         rows = nn.functional.one_hot(self.known.labels, self.known.num_classes).float()
@@ -47,6 +51,7 @@ def test_planted_labels_are_wrong_and_uniform_over_the_other_classes() -> None:
     assert torch.equal(planted.images, data.images)
     changed = planted.labels != data.labels
     assert torch.equal(changed.nonzero().flatten(), chosen.sort().values)
+    assert not torch.equal(chosen, chosen.sort().values)
     shift = (planted.labels - data.labels)[chosen] % 5
     assert chisquare(torch.bincount(shift, minlength=5)[1:]).pvalue > 1e-3
 
@@ -92,7 +97,9 @@ def test_every_canary_is_tested_on_both_teachers_which_see_disjoint_halves() -> 
         seen.append(known)
         return Lookup(known)
 
-    found = canary_attack(data, train, canaries=10)
+    SIZES.clear()
+    found = canary_attack(data, train, canaries=10, chunk=4)
+    assert SIZES == [1, 1] + [4, 4, 2] * 4  # first to see that each network answers
     first, second = ({tuple(row.tolist()) for row in part.images.flatten(1)} for part in seen)
     assert not first & second
     assert len(first | second) == 61
@@ -129,9 +136,12 @@ def test_seed_decides_the_result() -> None:
         ({"publish": nn.Identity()}, TypeError, "publish must be a function that returns a network, got a Identity"),
         ({"publish": lambda teacher, seed: lambda x: x}, ValueError, "network must return logits"),
         ({"train": lambda known, seed: None}, TypeError, "the result of train must be .* got NoneType; does it end"),
+        ({"train": lambda known, seed: None, "publish": memorize}, TypeError, "the result of train must be"),
+        ({"train": lambda known, seed: known.labels.zero_()}, ValueError, "train must not change its records"),
+        ({"train": lambda known, seed: known.images.zero_()}, ValueError, "train must not change its records"),
         ({"publish": lambda teacher, seed: None}, TypeError, "the result of publish must be .* got NoneType"),
         ({"publish": lambda teacher, seed: lambda: teacher}, TypeError, "the result of publish is called as"),
-        ({"records": records(60, 1)}, ValueError, "at least 2 classes"),
+        ({"records": records(60, 1)}, ValueError, "at least 2 classes, because a canary needs a wrong label; got 1"),
     ],
 )
 def test_wrong_arguments_are_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -148,4 +158,5 @@ def test_wrong_arguments_are_refused(change: dict[str, Any], error: type[Excepti
 def test_the_second_result_is_checked_like_the_first(name: str) -> None:
     results = [None, memorize(records(), 0)]
     given: dict[str, Any] = {"train": memorize, name: lambda *_: results.pop(), "canaries": 5}
+    refused(lambda: plant_canaries(records(), 61), ValueError, "count must be at most 60")
     refused(lambda: canary_attack(records(), **given), TypeError, f"the result of {name} must be .* got NoneType")

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ def test_halves_are_balanced_and_independent_of_the_target(pairs: int, records: 
 def test_every_half_is_equally_likely() -> None:
     """Two records are together in a half with probability (n/2 - 1) / (n - 1)."""
     inside = halves(4000, 6, 0)[::2].double()
+    assert not torch.equal(inside, halves(4000, 6, 1)[::2].double())
     together = (inside.T @ inside) / 2000
     assert (together[~torch.eye(6, dtype=torch.bool)] - 0.5 * 2 / 5).abs().max() < 0.05
     assert (inside.mean(0) - 0.5).abs().max() < 0.05
@@ -94,7 +96,7 @@ def test_balance_that_reveals_the_target_is_refused() -> None:
     scores = {"s": torch.randn(8, 40, generator=derive(6))}
     rest = keep[1:].sum(0)
     assert roc(-rest.double(), keep[0]).auc == 1.0
-    with pytest.raises(ValueError, match="reveals them; draw the halves independently"):
+    with pytest.raises(ValueError, match="of shadow 0 3 times and another one 4 times, which reveals them; draw"):
         ShadowScores(keep, scores).target(0, "s")
     free = torch.rand(8, 40, generator=derive(7)) < 0.5
     assert len(ShadowScores(free, scores).target(0, "s").inside) == 7
@@ -120,9 +122,10 @@ def test_shadows_contain_the_pipelines_scores() -> None:
     for number in range(4):
         scorers = fit(found.inside[number].nonzero().flatten(), seeds[number])
         assert torch.equal(found.scores["model"][number], scorers["model"](IMAGES, LABELS).double())
-        assert torch.equal(found.population["both"][number], scorers["both"](*POPULATION).double())
+        assert torch.equal(found.population["scores.both"][number], scorers["scores.both"](*POPULATION).double())
     assert torch.equal(found.labels if found.labels is not None else LABELS - 1, LABELS)
-    assert not same(found, run_shadows(pipeline(), 4, seed=4, progress=False))
+    assert not same(found, run_shadows(pipeline(spy), 4, seed=4, progress=False))
+    assert len(set(seeds)) == 8
 
 
 def test_number_of_workers_changes_nothing() -> None:
@@ -218,6 +221,9 @@ def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
         (Pipeline(fit, other, LABELS, POPULATION, "mean"), 0, "data '"),
         (Pipeline(fit, IMAGES[:10], LABELS[:10], POPULATION, "mean"), 0, "records 20, here 10"),
         (pipeline(population=None), 0, "population 6, here 0"),
+        (Pipeline(fit, IMAGES.view(20, 1, 2, 8), LABELS, POPULATION, "mean"), 0, "data '"),
+        (Pipeline(fit, IMAGES, LABELS.flip(0), POPULATION, "mean"), 0, "data '"),
+        (Pipeline(fit, IMAGES, LABELS, (POPULATION[0].flip(0), POPULATION[1]), "mean"), 0, "data '"),
     ]
     for one, seed, said in changed:
         for call in (
@@ -228,8 +234,12 @@ def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
                 call(one, seed)
     (tmp_path / "design.json").unlink()
     refused(lambda: run_shadows(pipeline(), 4, out=tmp_path), ValueError, r"holds shadows but no design\.json")
-    (tmp_path / "design.json").write_text("{half", encoding="utf-8")
-    refused(lambda: run_shadows(pipeline(), 4, out=tmp_path), ValueError, r"has a damaged design\.json")
+    for text, said in (
+        ("{half", r"has a damaged design\.json \(Expecting property name"), ("3", r"damaged design\.json \('int'"),
+        ("{}", "another design .format None, here 'distillkit shadow 1'; records None, here 20; "),
+    ):  # fmt: skip
+        (tmp_path / "design.json").write_text(text, encoding="utf-8")
+        refused(lambda: run_shadows(pipeline(), 4, out=tmp_path), ValueError, said)
 
 
 def test_damaged_shadow_is_named(tmp_path: Path) -> None:
@@ -250,7 +260,8 @@ def test_cost_estimate_runs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
     assert cost.seconds == pytest.approx(3 * cost.each)
     assert estimate_cost(pipeline(counted), 6, out=tmp_path).missing == 4
     run_shadows(pipeline(counted), 6, out=tmp_path, progress=False)
-    assert len(calls) == 6
+    assert len(calls) == len(set(calls)) == 6
+    assert 0 < cost.each < 60
     done = estimate_cost(pipeline(counted), 6, out=tmp_path)
     assert (done.seconds, done.each, len(calls)) == (0, cost.each, 6)
     assert str(Cost(3.1, 65, 2)) == "3.1 s per shadow: 65 more take at least 102 s with 2 at a time"
@@ -267,6 +278,7 @@ def test_fit_with_global_draws_is_seeded_or_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         once, again = (run_shadows(pipeline(careless), 4, progress=False) for _ in range(2))
+        assert torch.equal(torch.get_rng_state(), before)
         run_shadows(pipeline(), 4, workers=2, progress=False)
     assert same(once, again)
     assert len(once.scores["model"][:, 0].unique()) == 4
@@ -280,9 +292,12 @@ def test_model_is_scored_in_eval_mode_and_in_chunks() -> None:
     images, labels = torch.randn(9, 1, 8, 8, generator=derive(0)), torch.arange(9) % 3
     network.train()
     network[1].eval()
+    sizes: list[int] = []
+    network.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
     whole = model_scorer(network, None)(images, labels)
     assert [m.training for m in network] == [True, False]
     assert torch.allclose(model_scorer(network, None, chunk=2)(images, labels), whole, atol=1e-6)
+    assert sizes == [9, 2, 2, 2, 2, 1]
     assert torch.allclose(whole, network.eval()(images), atol=1e-6)
     assert model_scorer(network)(images, labels).shape == (9,)
 
@@ -387,17 +402,34 @@ def test_more_attacks_widen_the_intervals() -> None:
     assert "RMIA offline" not in leave_one_out(distances, scorer="set", fpr=0.1, progress=False)
     for prior in (0.01, 0.5):
         assert alone.ppv(prior).value == ppv(alone.tpr.value, alone.fpr.value, prior)
+    s, z = one.scores["model"], one.population["model"]
+    two = ShadowScores(one.inside, {"a": 0 * s, "model": s}, {"a": 0 * z, "model": z}, torch.arange(60))
     for number in (0, 3):
-        s, z, rest = one.scores["model"], one.population["model"], torch.arange(12) // 2 != number // 2
-        for online in (False, True):
-            attack = SHADOW_ATTACKS[f"RMIA {'online' if online else 'offline'}"]
-            wanted = rmia(s[number], one.inside[rest], s[rest], z[number], z[rest], online=online)
-            assert torch.equal(attack(one.target(number, "model")), wanted)
+        rest = torch.arange(12) // 2 != number // 2
+        shared = s[number], one.inside[rest], s[rest]
+        for online, way in ((False, "offline"), (True, "online")):
+            target = two.target(number, "model")
+            assert torch.equal(target.labels, torch.arange(60))  # type: ignore[arg-type]
+            wanted = rmia(*shared, z[number], z[rest], online=online), lira(*shared, online=online)
+            for name, scores in zip((f"RMIA {way}", f"LiRA {way}"), wanted):
+                assert torch.equal(SHADOW_ATTACKS[name](target), scores)
     again = ShadowScores(one.inside[[0, 1, 0, 4, 6]], {"model": one.scores["model"][:5]})
     assert torch.equal(again.without(0).inside, one.inside[[4, 6]])  # the third model reveals them, too
 
 
 # Refusals.
+
+
+HALVES, ZEROS = halves(4, 6, 0), torch.zeros(4, 6)
+NAMED = r"{'a\d+': \(20,\)}"
+
+
+def ran(run: Any, **options: Any) -> object:
+    return run_shadows(pipeline(run), 4, **options)
+
+
+def judged(attack: Any, scores: ShadowScores | None = None) -> object:
+    return leave_one_out(scores or drawn(0), {"a": attack}, fpr=0.1)
 
 
 def scorers(value: Any) -> Any:
@@ -406,59 +438,57 @@ def scorers(value: Any) -> Any:
 
 REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Pipeline(fit, IMAGES[:3], LABELS[:3]), "images must be at least 4 to be split in halves, got 3"),
+    (lambda: Pipeline(nn.Flatten(), IMAGES, LABELS), "fit must be a function of indices and seed that trains"),  # type: ignore[arg-type]
+    (lambda: Pipeline(fit, IMAGES, LABELS[:3]), "labels must have one entry per image"),
     (lambda: Pipeline(fit, IMAGES, LABELS, IMAGES), "population must be 2 tensors, images and labels, got 20"),
+    (lambda: Pipeline(fit, IMAGES, LABELS, (LABELS, LABELS)), r"population \(its images\) must be"),
+    (lambda: Pipeline(fit, IMAGES, LABELS, (IMAGES, LABELS[:3])), r"population \(its labels\) must have one entry"),
     (lambda: Pipeline(fit, IMAGES, LABELS, tag=3), "tag must be a string"),  # type: ignore[arg-type]
+    (lambda: halves(4, 3, 0), "records must be at least 4"),
     (lambda: halves(5, 10, 0), "count must be even because shadows come in pairs of complements, got 5"),
     (lambda: run_shadows(pipeline(), 2), "count must be at least 4"),
     (lambda: run_shadows(pipeline(), 4, executor="cluster"), "executor must be a concurrent.futures.Executor"),  # type: ignore[arg-type]
-    (
-        lambda: run_shadows(pipeline(lambda i, s: fit(i, s)), 4, executor=worker_pool(1)),
-        "leave executor out for closures",
-    ),
-    (lambda: run_shadows(pipeline(lambda i, s: None), 4), "fit must return scorers by name.* got NoneType"),
-    (lambda: run_shadows(pipeline(lambda i, s: {}), 4), "got an empty mapping"),
-    (lambda: run_shadows(pipeline(lambda i, s: {"a": 3}), 4), "fit must map names to functions"),
-    (lambda: run_shadows(pipeline(scorers(lambda x: x[:3, 0, 0, 0])), 4), r"one row per record, \[20\] or \[20, d\]"),
-    (
-        lambda: run_shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1).int())), 4),
-        "must be a floating tensor",
-    ),
-    (
-        lambda: run_shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1) / 0)), 4),
-        "must be finite, but 20 of 20",
-    ),
-    (
-        lambda: run_shadows(pipeline(lambda i, s: {f"a{s}": lambda x, y: x.flatten(1).sum(1)}), 4),
-        "fit must return the same scorers every time",
-    ),
+    (lambda: ran(lambda i, s: fit(i, s), executor=worker_pool(1)), "leave executor out for closures"),
+    (lambda: ran(lambda i, s: None), "fit must return scorers by name.* got NoneType"),
+    (lambda: ran(lambda i, s: {}), "got an empty mapping"),
+    (lambda: ran(lambda i, s: {"a": 3}), "fit must map names to functions .* got 'a': 3"),
+    (lambda: ran(lambda i, s: {3: len}), "fit must map names to functions .* got 3: <built-in"),
+    (lambda: ran(scorers(lambda x: x[:3, 0, 0, 0])), r"\[20\] or \[20, d\], got \[3\]"),
+    (lambda: ran(scorers(lambda x: x[:, 0, 0, 0].int())), "must be a floating tensor"),
+    (lambda: ran(scorers(lambda x: x[:, 0, 0, 0] / 0)), "result of fit's scorer 'model' must be finite, but 20 of 20"),
+    (lambda: ran(lambda i, s: {f"a{s}": lambda x, y: x[:, 0, 0, 0]}), f"{NAMED} in shadow 0 and {NAMED} in shadow 1"),
+    (lambda: ran(lambda i, s: {"a": lambda x, y: x[:, 0, 0, : 1 + s % 3]}), "return the same scorers every time"),
     (lambda: model_scorer(fit), "network must be an nn.Module"),  # type: ignore[arg-type]
+    (lambda: model_scorer(nn.Flatten(), lambda x: x), "score is called as"),  # type: ignore[arg-type,misc]
+    (lambda: model_scorer(nn.Flatten(), nn.Flatten()), "score must be a function of logits and labels, got a network"),
+    (lambda: model_scorer(nn.Flatten(), chunk=0), "chunk must be at least 1"),
+    (lambda: model_scorer(nn.Flatten(), lambda x, y: x[:3, 0])(IMAGES, LABELS), r"score must .*\[20, d\], got \[3\]"),
     (lambda: ShadowScores(halves(4, 6, 0), {}), "scores must hold at least one"),
-    (lambda: ShadowScores(halves(4, 6, 0), {"a": torch.zeros(4, 5)}), r"scores\['a'\] must be \[4, 6\]"),
-    (
-        lambda: ShadowScores(halves(4, 6, 0), {"a": torch.zeros(4, 6)}, {"b": torch.zeros(4, 2)}),
-        "population must have scorers",
+    (lambda: ShadowScores(HALVES, {"a": torch.zeros(4, 5)}), r"scores\['a'\] must be \[4, 6\]"),
+    (lambda: ShadowScores(HALVES, {"a": torch.zeros(4, 6, 2, 2)}), r"scores\['a'\] must be \[4, 6\]"),
+    (lambda: ShadowScores(HALVES, {"a": ZEROS / 0}), r"scores\['a'\] must be finite"),
+    (lambda: ShadowScores(HALVES[:, :0], {"a": ZEROS}), r"inside must be .* neither empty, got \[4, 0\]"),
+    (lambda: ShadowScores(HALVES, {"a": ZEROS}, {"b": ZEROS}), r"scorers of scores, \['a'\], got \['b'\]"),
+    (lambda: ShadowScores(HALVES, {"a": ZEROS}, labels=LABELS), "labels must have one entry per image"),
+    (lambda: ShadowScores(HALVES, {"a": ZEROS}, {"a": ZEROS[1:]}), r"population\['a'\] must be \[4\] or .* \[3, 6\]"),
+    (lambda: ShadowScores(HALVES, {"a": ZEROS}, {"a": ZEROS[:, :0]}), r"population\['a'\] must be .* \[4, 0\]"),
+    *(
+        (lambda kept=kept: drawn(0).only(kept), r"kept must be a bool tensor \[12\] that keeps at least one .*, got")  # type: ignore[misc]
+        for kept in (torch.ones(3).bool(), torch.zeros(12).bool(), torch.ones(12), [True] * 12)
     ),
-    (lambda: ShadowScores(halves(2, 6, 0), {"a": torch.zeros(2, 6)}).target(0, "a"), "must have shadows besides 0"),
+    (lambda: ShadowScores(HALVES[:2], {"a": ZEROS[:2]}).target(0, "a"), "besides 0 and its complement, got 2 in total"),
     (lambda: drawn(0).target(12, "model"), "number must be at most 11, got 12"),
     (lambda: drawn(0).target(0, "set"), "scorer must be one of 'model', got 'set'"),
-    (lambda: leave_one_out(drawn(0), fpr=0.01), "fpr must be at least 1/30, one false positive among a target's"),
-    (lambda: leave_one_out(drawn(0, records=61), fpr=0.0329), "fpr must be at least 1/30, one false positive"),
+    (lambda: leave_one_out(drawn(0, records=61), fpr=0.0329), "at least 1/30, .* a target's non-members, got 0.0329"),
+    (lambda: judged(lambda t: t.scores / 0), r"the scores of attacks\['a'\] must be finite"),
     (lambda: leave_one_out(ShadowScores(drawn(0).inside, {"s": drawn(0).scores["model"]}), fpr=0.1), "scorer must be"),
     (lambda: leave_one_out(drawn(0, count=4), fpr=0.1), "shadows must be at least three pairs, .* got 4"),
     (lambda: run_shadows(pipeline(), 4, out=3), "out must be a path, as a string or a pathlib.Path, got int"),  # type: ignore[arg-type]
     (lambda: leave_one_out(drawn(0), {}, fpr=0.1), "attacks must hold at least one attack"),
-    (lambda: leave_one_out(drawn(0), {"a": lambda: None}, fpr=0.1), r"attacks\['a'\] is called as"),
-    (
-        lambda: leave_one_out(drawn(0), {"a": lambda t: t.scores[:3]}, fpr=0.1),
-        r"one score per record, \[60\], got \[3\]",
-    ),
-    (lambda: leave_one_out(drawn(0), {"a": lambda t: t.scores[:, None]}, fpr=0.1), r"\[60\], got \[60, 1\]"),
-    (
-        lambda: leave_one_out(
-            ShadowScores(drawn(0).inside, drawn(0).scores), {"r": SHADOW_ATTACKS["RMIA online"]}, fpr=0.1
-        ),
-        "RMIA needs a population",
-    ),
+    (lambda: judged(lambda: None), r"attacks\['a'\] is called as"),
+    (lambda: judged(lambda t: t.scores[:3]), r"one score per record, \[60\], got \[3\]"),
+    (lambda: judged(lambda t: t.scores[:, None]), r"\[60\], got \[60, 1\]"),
+    (lambda: judged(SHADOW_ATTACKS["RMIA online"], replace(drawn(0), population={})), "RMIA needs a population"),
 ]
 
 

@@ -84,12 +84,13 @@ def test_scalar_parameters_are_supported() -> None:
 # The shadow classifier.
 
 
-def outputs(seed: int, effect: float, shadows: int = 9, records: int = 60, d: int = 3) -> dict[str, Tensor]:
+def outputs(seed: int, effect: float, shadows: int = 9, records: int = 60, d: int = 4) -> dict[str, Tensor]:
     g = derive(seed)
     inside = torch.rand(shadows, records, generator=g) < 0.5
     scores = torch.randn(shadows, records, d, generator=g, dtype=torch.float64) + effect * inside[:, :, None]
-    labels = torch.arange(records) % 2
-    scores[:, labels == 1] *= -1  # what speaks for members in one class speaks against them in the other
+    labels = 3 * (torch.arange(records) % 2)
+    scores[:, labels == 3] *= -1  # what speaks for members in one class speaks against them in the other
+    scores[..., d - 1] = 0.25  # which tells nothing
     return {"inside": inside[1:], "shadows": scores[1:], "target": scores[0], "labels": labels, "truth": inside[0]}
 
 
@@ -97,10 +98,10 @@ def test_shadow_classifier_is_a_logistic_regression_for_each_class() -> None:
     case = outputs(2, 1.0)
     truth = case.pop("truth")
     found = shadow_classifier(**case)
-    for label in (0, 1):
+    for label in (0, 3):
         own = (case["labels"] == label).numpy()
-        x = case["shadows"].numpy()[:, own].reshape(-1, 3)
-        scale, shift = x.std(0), x.mean(0)
+        x = case["shadows"].numpy()[:, own].reshape(-1, 4)
+        scale, shift = np.array([*x.std(0)[:3], 1.0]), x.mean(0)
         model = LogisticRegression(max_iter=1000).fit((x - shift) / scale, case["inside"].numpy()[:, own].reshape(-1))
         wanted = model.decision_function((case["target"].numpy()[own] - shift) / scale)
         assert np.allclose(found.numpy()[own], wanted)
@@ -121,6 +122,7 @@ def test_densities_are_cross_fitted() -> None:
     in_sample = [gaussian_kde(values[side].numpy().T).logpdf(values.numpy().T) for side in (member, ~member)]
     assert roc(torch.from_numpy(in_sample[0] - in_sample[1]), member).auc > 0.9
     assert roc(found, member).auc < 0.7
+    assert not torch.equal(gradient_kde(values, member, seed=1), found)
     moved = values.clone()
     moved[0] += 100  # a moved score does not change its own density, but changes that of the other fold
     again = gradient_kde(moved, member)
@@ -130,13 +132,13 @@ def test_densities_are_cross_fitted() -> None:
 
 def test_density_ratio_equals_scipys() -> None:
     """Identical records share a fold; SciPy gives the same ratio on the others."""
-    values, member = torch.randn(20, 2, generator=derive(5)), torch.arange(20) % 2 == 0
-    scores = gradient_kde(values, member, folds=5)
+    values, member = torch.randn(24, 2, generator=derive(5)), torch.arange(24) % 2 == 0
+    scores = gradient_kde(values, member, folds=4)
     for i in (0, 7, 12):
         moved = values.clone()
         moved[i] += 1
-        fold = (gradient_kde(moved, member, folds=5) == scores) | (torch.arange(20) == i)
-        assert (int(fold.sum()), int((fold & member).sum())) == (4, 2)
+        fold = (gradient_kde(moved, member, folds=4) == scores) | (torch.arange(24) == i)
+        assert (int(fold.sum()), int((fold & member).sum())) == (6, 3)
         logs = [gaussian_kde(values[side & ~fold].numpy().T).logpdf(values[i].numpy())[0] for side in (member, ~member)]
         assert float(scores[i]) == pytest.approx(logs[0] - logs[1])
 
@@ -144,19 +146,33 @@ def test_density_ratio_equals_scipys() -> None:
 REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: gradient_norm(nn.Flatten(), IMAGES, LABELS), "network must have parameters"),
     (lambda: gradient_norm(build(Branching, 0), IMAGES, LABELS + 1), "labels must be below num_classes=3, got 3"),
-    (lambda: gradient_norm(nn.Sequential(nn.Conv2d(1, 2, 1)), IMAGES, LABELS), "network must give logits"),
+    (
+        lambda: gradient_norm(nn.Sequential(nn.Conv2d(1, 2, 1)), IMAGES, LABELS),
+        r"network must give .* got \[1, 2, 8, 8\]",
+    ),
     (
         lambda: gradient_norm(nn.Sequential(nn.Flatten(), Root(), nn.Linear(64, 3)), IMAGES[:4], LABELS[:4]),
         "network must have finite gradients, but those of 4 records are not",
     ),
     (lambda: gradient_norm(LABELS, IMAGES, LABELS), "network must be an nn.Module"),  # type: ignore[arg-type]
-    (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3, 2)), r"target must be \[n\]"),
-    (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 4).bool(), torch.zeros(2, 3)), "inside and shadows must"),
-    (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3)), "trained on every record"),
+    (
+        lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3, 2)),
+        r"got \[3\] and \[2, 3, 2\]",
+    ),
+    (lambda: shadow_classifier(torch.zeros(0), torch.ones(2, 0).bool(), torch.zeros(2, 0)), r"got \[0\] and \[2, 0\]"),
+    (
+        lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 4).bool(), torch.zeros(2, 3)),
+        r"one row of target's \[3\] per shadow, got \[2, 4\] and \[2, 3\]",
+    ),
+    (
+        lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3)),
+        "on every record of class 0",
+    ),
     (lambda: shadow_classifier(torch.zeros(3), torch.zeros(2, 3).bool(), torch.zeros(2, 3)), "trained on no record"),
-    (lambda: gradient_kde(torch.zeros(4, 0), torch.ones(4).bool()), r"statistic must be \[n\] or \[n, d\]"),
+    (lambda: gradient_kde(torch.zeros(4, 0), torch.ones(4).bool()), r"\[n, d\], got \[4, 0\]"),
+    (lambda: gradient_kde(torch.zeros(9), torch.arange(9) < 4, folds=1), "folds must be at least 2"),
     (lambda: gradient_kde(torch.zeros(4), torch.ones(4)), "member must be a bool tensor"),
-    (lambda: gradient_kde(torch.zeros(4), torch.ones(3).bool()), "statistic and member must have one row per record"),
+    (lambda: gradient_kde(torch.zeros(4), torch.ones(3).bool()), r"one row per record, got \[4\] and \[3\]"),
     (
         lambda: gradient_kde(torch.zeros(20), torch.arange(20) < 9),
         "at least 10 of each for 5 folds, but one side has 9",
