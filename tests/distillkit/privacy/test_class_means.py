@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -242,7 +243,9 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     for wrong, name in (((start.images, targets + odd), "targets"), ((start.images / 0, targets), "start")):
         with pytest.raises(ValueError, match=f"{name} must be finite"):
             fit_to_means(wrong[0], embedders, wrong[1])
-    refused(lambda: fit_to_means(start.images, embedders, targets, lr=1e308), ValueError, "lr")
+    single = embedders_of(toy_set.to(dtype=torch.float32), lambda: toy_network().float(), 5)
+    far = partial(fit_to_means, start.images.float(), single, targets.float() + 1e30, lr=1e37)
+    refused(far, FloatingPointError, "the optimization diverged; lower lr")
     for count in (0, len(start) - 1):
         with pytest.raises(ValueError, match=f"start must hold ipc images for each of 3 classes, got {count} images"):
             fit_to_means(start.images[:count], embedders, targets)

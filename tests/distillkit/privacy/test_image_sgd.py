@@ -127,7 +127,10 @@ def test_images_changed_far_by_noise_are_valid_input(toy_set: LabeledImages, toy
         warnings.simplefilter("error")
         found = private(toy_set, toy_network, lr=1e6)
     assert float(found.images.abs().max()) > 1e3
-    refused(lambda: private(toy_set, toy_network, lr=1e308), ValueError, "lr")
+    single, networks = toy_set.to(dtype=torch.float32), RandomNetworks(lambda: toy_network().float())
+    words = "NaN or Inf in the optimized images: the optimization diverged; lower lr"
+    options = {"networks": networks, "lr": 1e37, "clip": 1e30}
+    refused(lambda: private(single, toy_network, **options), FloatingPointError, words)
 
 
 def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(toy_set: LabeledImages) -> None:

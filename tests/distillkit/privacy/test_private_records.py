@@ -219,6 +219,10 @@ def test_sampler_that_uses_records_is_refused() -> None:
             condense(TrainedNetworks(factory, data, protocol, progress=False), ledger)
     with pytest.raises(NotCapturable, match="the sampler RandomNetworks uses the records"):
         condense(RandomNetworks(KeepInit(lambda: Holding(centred, bank=torch.cat(tensors=(DATA.images,))))), ledger)
+    pixels = DATA.images.flatten(1)[:3].numpy().copy()
+    own = lambda: weights_of(nn.Sequential(nn.Flatten(), nn.Linear(128, 3)), "1", torch.from_numpy(pixels))  # noqa: E731
+    with pytest.raises(NotCapturable, match=r"the network .* holds a copy of a private record \(.*weight\)"):
+        condense(type("Fresh", (), {"fixed": False, "draw": lambda self, generator: own()})(), ledger)
     shown = PublicEmbedders(RandomNetworks(factory), 1, like=DATA, centers=DATA.images[:3])
     words = r"the argument uses the records themselves .*\(centers"
     refused(lambda: class_sums(*DATA, shown, num_classes=3), NotCapturable, words)
