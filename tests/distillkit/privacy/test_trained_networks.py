@@ -24,6 +24,7 @@ def test_draw_is_the_network_that_the_set_trains(
     toy_set: LabeledImages, toy_network: Factory, global_rng_untouched: None
 ) -> None:
     networks = TrainedNetworks(toy_network, toy_set, SHORT)
+    assert repr(networks) == "TrainedNetworks(on 12 images, 2 epochs)"
     drawn = networks.draw(derive(0, 1))
     generator = derive(0, 1)
     expected = split(train(build(toy_network, generator), toy_set, SHORT, generator=generator))
@@ -33,7 +34,6 @@ def test_draw_is_the_network_that_the_set_trains(
     assert networks.draw(derive(0, 1)) is drawn
     assert not torch.allclose(other.features(toy_set.images), drawn.features(toy_set.images))
     assert not any(module.training for module in drawn.modules())  # type: ignore[attr-defined]
-    assert repr(networks) == "TrainedNetworks(on 12 images, 2 epochs)"
 
 
 def test_no_training_shows_a_bar_without_progress(
