@@ -373,9 +373,11 @@ def test_record_for_which_an_operator_fails_counts_as_zero() -> None:
     torch.testing.assert_close(*released)
     gradients = per_example_gradients(model, dropped_losses(model), (images, DATA.labels))
     alone = [gradients(image[None], label[None]) for image, label in zip(images, DATA.labels)]
-    for column, parts in zip(gradients(images, DATA.labels), zip(*alone)):
+    usual = gradients(images.index_fill(0, torch.tensor(CANARY), 0.5), DATA.labels)
+    for column, parts, other in zip(gradients(images, DATA.labels), zip(*alone), usual):
         torch.testing.assert_close(column, torch.cat(parts))
         assert not column[CANARY].any()
+        assert torch.equal(column[:CANARY], other[:CANARY])  # to the last bit, whatever fails beside them
 
 
 def test_measured_normalization_is_refused_unless_public() -> None:
