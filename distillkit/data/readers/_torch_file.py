@@ -122,9 +122,7 @@ def _checked(path: Path, images: Any, labels: Any, runs: int, lr: Any = None) ->
     images, labels = images.detach(), labels.detach()
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim == 1 and not labels.is_floating_point():
-        labels = labels.long()
-    if labels.ndim == 1 and labels.is_floating_point() and bool((labels == labels.round()).all()):
+    if labels.ndim == 1 and not bool((labels % 1).any()):
         labels = labels.long()
     rate = torch.as_tensor(lr).flatten() if isinstance(lr, Tensor | float) else torch.zeros(0)
     return ReleasedTensors(images, labels, runs, float(rate[0]) if len(rate) == 1 else None)

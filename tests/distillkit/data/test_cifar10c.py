@@ -39,7 +39,7 @@ def test_a_domain_is_a_corruption_at_a_severity(tmp_path: Path, global_rng_untou
     write(tmp_path, "fog", "snow")
     data = load_cifar10c(tmp_path, corruptions=("snow", "fog"), severities=(5, 1))
     assert data.info == {"dataset": "cifar10c", "domains": ["snow-5", "snow-1", "fog-5", "fog-1"]}
-    assert (data.shape, data.num_classes, data.classes_given) == ((3, 32, 32), 10, True)
+    assert (data.shape, data.class_names[:2], data.classes_given) == ((3, 32, 32), ("airplane", "automobile"), True)
     stored = {"snow": pictures("snow"), "fog": pictures("fog")}
     for number, domain in enumerate(data.info["domains"]):
         name, severity = domain.split("-")
@@ -61,6 +61,7 @@ def test_all_corruptions_at_the_strongest_severity_are_the_default(tmp_path: Pat
 def test_default_normalization_is_that_of_cifar10(tmp_path: Path) -> None:
     write(tmp_path, "fog", "snow")
     published = load_cifar10c(tmp_path, corruptions=["fog"]).normalization
+    assert load_cifar10c(tmp_path, corruptions=["fog"], channels=3).normalization == published
     assert published == Normalization([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
     half = Normalization([0.5], [0.5])
     given = load_cifar10c(tmp_path, corruptions=["fog"], normalization=half)
@@ -92,7 +93,7 @@ def test_only_requested_files_are_required(tmp_path: Path) -> None:
         ({"corruptions": "fog"}, TypeError, "corruptions must be"),
         ({"corruptions": ["fog"], "severities": [0]}, ValueError, "severities must be"),
         ({"corruptions": ["fog"], "severities": [6]}, ValueError, "severities must be"),
-        ({"corruptions": ["fog"], "severities": [1, 1]}, ValueError, "severities must be distinct"),
+        ({"corruptions": ["fog"], "severities": [1, 1]}, ValueError, r"severities must be distinct, .* got \[1, 1\]"),
         ({"corruptions": ["fog"], "severities": 5}, TypeError, "severities must be"),
     ],
 )
@@ -108,6 +109,7 @@ def test_invalid_options_are_refused(
     [
         ("fog", pictures("fog")[:-1], r"fog\.npy must hold uint8 pictures \[100, H, W, 3\].*got uint8 \[99, "),
         ("fog", pictures("fog")[..., 0], r"fog\.npy must hold uint8 pictures .*got uint8 \[100, 32, 32\]"),
+        ("fog", pictures("fog")[..., :2], r"fog\.npy must hold .*got uint8 \[100, 32, 32, 2\]"),
         ("fog", pictures("fog") / 255, r"fog\.npy must hold uint8 pictures .*got float64"),
         ("fog", np.array([None, {}], dtype=object), r"fog\.npy is damaged or not a \.npy of plain numbers"),
         ("labels", np.zeros(99, np.uint8), r"labels\.npy must hold uint8 labels .*got uint8 \[99\]"),
@@ -143,6 +145,8 @@ def test_domains_share_no_picture_between_train_and_test(tmp_path: Path, global_
         assert data.columns["domain"].bincount().tolist() == [EACH // 2] * 2
         assert data.counts().tolist() == [2] * 10  # 20 pictures of 10 classes, halved, in two corruptions
     assert split.test.info["apart"] == "picture"
+    whole = split_cifar10c(folder, corruptions=["fog"], pictures=EACH, hold_out="content")
+    assert (sum(map(len, whole)), whole.train.info["hold_out"]) == (EACH, "content")
     few = split_cifar10c(folder, corruptions=["fog", "snow"], pictures=15, test_fraction=0.5)
     kept = torch.cat([torch.stack([data.columns["domain"], data.columns["picture"]], 1) for data in few])
     assert sorted(kept.tolist()) == [[domain, picture] for domain in range(2) for picture in range(15)]

@@ -233,6 +233,7 @@ def test_missing_files_are_named_with_the_command(name: str, tmp_path: Path, mon
     named = {file.name for file in files if f"{file.name}," in message or f"{file.name}." in message}
     assert files[0].name in named
     assert f"load('{name}', root='{tmp_path}', download=True)" in message
+    assert f"or give the root of your copy, with these files or a {name}.npz (see load_npz)" in message
     assert str(tmp_path) in message
     assert files[-1].name not in named
     refused(lambda: load(name, root=tmp_path / "none"), FileNotFoundError, f"missing {DATASETS[name].files}, ")
@@ -242,7 +243,9 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     for name in ("mnist", "usps", "cifar10"):
         write(tmp_path, name, monkeypatch)
     (tmp_path / "USPS" / "usps.bz2").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"usps in .* cannot be read \(USPS/usps\.bz2.*delete the files"):
+    with pytest.raises(
+        ValueError, match=r"usps in .* cannot be read \(USPS/usps.bz2, USPS/usps.t.bz2\): .+; delete the files"
+    ):
         load("usps", root=tmp_path)
     (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"")
     refused(lambda: load("mnist", root=tmp_path), ValueError, r"mnist in .* cannot be read")

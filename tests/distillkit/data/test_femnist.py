@@ -125,6 +125,7 @@ WHITE = [[1.0] * 784] * 2
         (wrong(x=[[float("nan")] * 784] * 2), "k / 255"),
         (wrong(x=[["ink"] * 784] * 2), "k / 255"),
         (wrong(x=WHITE, y=[0]), "labels y"),
+        (wrong(x=WHITE, y=5), "user 'u' must have"),
         (wrong(x=WHITE, y=[0, 62]), r"labels y \(integers in 0\.\.61\)"),
         (wrong(x=WHITE, y=[0, -1]), "labels y"),
         (wrong(x=WHITE, y=[0, 0.5]), "labels y"),
@@ -145,8 +146,8 @@ def test_damaged_repeated_and_empty_files_are_refused_by_name(tmp_path: Path) ->
     file.write_text(json.dumps(shard({"f0001_41": 1}, "train")), encoding="utf-8")
     with pytest.raises(ValueError, match=rf"{file.name} has user 'f0001_41', but so does another file of train"):
         load_femnist(tmp_path)
-    for other in (tmp_path / "test").iterdir():
-        other.write_text(json.dumps({"users": [], "num_samples": [], "user_data": {}}), encoding="utf-8")
-    write_train = {"users": ["f0000_14"], "num_samples": [0], "user_data": {"f0000_14": {"x": [], "y": []}}}
-    file.write_text(json.dumps(write_train), encoding="utf-8")
+    empty: dict[str, Any] = {"users": ["f0000_14"], "num_samples": [0], "user_data": {"f0000_14": {"x": [], "y": []}}}
+    for other in (file, tmp_path / "test" / "all_data_1_niid_0_keep_0_test_9.json"):
+        other.write_text(json.dumps(empty), encoding="utf-8")
+    (tmp_path / "test" / "all_data_0_niid_0_keep_0_test_9.json").unlink()
     refused(lambda: load_femnist(tmp_path), ValueError, "test has no pictures")

@@ -89,7 +89,9 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     ("records", "words"),
     [
         ({"a": 1}, "must hold a list of objects, got a dict"),
-        ([*RECORDS, {**RECORDS[0], "user_id": 5}], "object 5 must have user_id and image_id"),
+        ([*RECORDS, {**RECORDS[0], "user_id": 5}], "object 5 must have user_id and image_id.*, got {'user_id': 5"),
+        ([*RECORDS, {**RECORDS[0], "image_id": 5}], "object 5 must have"),
+        ([*RECORDS, {**RECORDS[0], "labels": ["plant", 5]}], "object 5 must have"),
         ([*RECORDS, {**RECORDS[0], "partition": "train2"}], "object 5 .* partition .one of train, val, dev, test"),
         ([{**RECORDS[0], "labels": "plant"}, *RECORDS], "object 0 must have"),
         ([*RECORDS, 7], "object 5 must have"),

@@ -56,8 +56,9 @@ def test_a_folder_without_a_test_split_holds_out_a_fixed_part(tmp_path: Path, gl
     whole = load_folder(tmp_path, test_fraction=0.0)
     assert (len(whole.train), len(whole.test), whole.test.num_classes) == (20, 0, 2)
     for fraction in (1.0, -0.1):
-        with pytest.raises(ValueError, match="test_fraction"):
+        with pytest.raises(ValueError, match="test_fraction must be"):
             load_folder(tmp_path, test_fraction=fraction)
+    refused(lambda: load_folder(tmp_path, classes=[]), ValueError, "classes must have at least one name")
 
 
 def test_train_may_be_alone_or_the_name_of_a_class(tmp_path: Path) -> None:
@@ -70,6 +71,8 @@ def test_skipped_files_are_counted(tmp_path: Path) -> None:
     class_folder(tmp_path / "train")
     class_folder(tmp_path / "test", each=1)
     class_folder(tmp_path / "spare")
+    (tmp_path / "third").mkdir()
+    (tmp_path / "train" / "dog" / "notes.txt").write_text("a", encoding="utf-8")
     (tmp_path / "train" / "cat" / "notes.txt").write_text("a", encoding="utf-8")
     (tmp_path / "test" / "dog" / "notes.txt").write_text("a", encoding="utf-8")
     save(tmp_path / "train" / "cat" / "deeper" / "x.PNG", picture(9))
@@ -77,11 +80,11 @@ def test_skipped_files_are_counted(tmp_path: Path) -> None:
     (tmp_path / "train" / "cat" / ".cache").mkdir()
     (tmp_path / "train" / "cat" / ".cache" / "x.png").write_text("no picture", encoding="utf-8")
     (tmp_path / "train" / ".git").mkdir()
-    with pytest.warns(UserWarning, match="folders beside its splits, which are not read: spare"):
+    with pytest.warns(UserWarning, match="folders beside its splits, which are not read: spare, third$"):
         split = load_folder(tmp_path)
     assert len(split.train) == 11
-    assert split.train.info["files_ignored"] == 2
-    assert split.train.info["folders_ignored"] == ["spare"]
+    assert split.train.info["files_ignored"] == 3
+    assert split.train.info["folders_ignored"] == ["spare", "third"]
 
 
 def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> None:
@@ -101,6 +104,7 @@ def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> N
 def test_splits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     class_folder(tmp_path / "a" / "train")
     class_folder(tmp_path / "a" / "Training")
+    class_folder(tmp_path / "a" / "test")
     refused(lambda: load_folder(tmp_path / "a"), ValueError, "several folders for train: Training, train; keep one")
     for name in ("test", "Val", "validation", "testing"):
         class_folder(tmp_path / name / "x", ("cat", "dog", name))
@@ -120,9 +124,12 @@ def test_an_empty_or_flat_test_is_refused(tmp_path: Path) -> None:
     class_folder(tmp_path / "test")
     with pytest.warns(UserWarning, match="1 pictures in .*test itself, beside the class folders, are not read"):
         assert len(load_folder(tmp_path).test) == 10
-    (tmp_path / "train/cat/x.heic").write_bytes(b"x")
-    with pytest.warns(UserWarning, match=r"1 files in .*train are not read, such as x\.heic"):
+    for name in ("x.heic", "y.heic", "z.txt"):
+        (tmp_path / "train/cat" / name).write_bytes(b"x")
+    with pytest.warns(UserWarning, match=r"2 files in .*train are not read, such as x\.heic"):
         load_folder(tmp_path)
+    (tmp_path / "test/dog/9.png").write_bytes(b"x")
+    refused(lambda: load_folder(tmp_path), ValueError, r"- 1 pictures that cannot be read: test/dog/9.png \(")
 
 
 def test_a_fraction_without_test_pictures_is_refused_and_untested_classes_are_reported(tmp_path: Path) -> None:
@@ -139,7 +146,10 @@ def test_a_fraction_without_test_pictures_is_refused_and_untested_classes_are_re
 def test_a_folder_of_several_datasets_is_reported(tmp_path: Path) -> None:
     for k, site in enumerate(("north", "south", "west")):
         class_folder(tmp_path / "sites" / site, ("cat", "dog", "eel")[: 3 - k // 2], shift=1000 * k)
-    with pytest.warns(UserWarning, match=r"classes north, south, west, and each holds the folders cat, dog; .*load_d"):
+    with pytest.warns(
+        UserWarning,
+        match=rf"classes north, south, west, and each holds .* cat, dog; .*load_folder\('{tmp_path}/sites/north'\) or",
+    ):
         assert load_folder(tmp_path / "sites").classes == ("north", "south", "west")
     assert load_domains({"north": str(tmp_path / "sites" / "north")}).classes == ("cat", "dog", "eel")
 
@@ -163,11 +173,12 @@ def test_links(tmp_path: Path) -> None:
     (tmp_path / "pets" / "dog" / "deep").symlink_to(tmp_path / "elsewhere" / "deep")
     with pytest.warns(UserWarning, match="dog has links to folders, which are not followed: deep"):
         load_folder(tmp_path / "pets")
-    (tmp_path / "pets" / "dog" / "8.png").symlink_to(tmp_path / "gone.png")
+    (tmp_path / "pets" / "dog" / "in").mkdir()
+    (tmp_path / "pets" / "dog" / "in" / "8.png").symlink_to(tmp_path / "gone.png")
     refused(
         lambda: load_folder(tmp_path / "pets"),
         FileNotFoundError,
-        r"1 missing targets of links; repair or delete them: dog/8\.png$",
+        r"1 missing targets of links; repair or delete them: dog/in/8\.png$",
     )
 
 
@@ -266,9 +277,9 @@ def test_layouts_of_competitions_are_refused(tmp_path: Path) -> None:
         return path
 
     with pytest.raises(
-        ValueError, match=r"train, trainResized beside trainLabels\.csv, which probably holds the labels"
+        ValueError, match=r"train, trainResized beside trainLabels.csv, z.csv, which .* load_table\('.*/trainLabels.csv"
     ):
-        load_folder(layout("a", ("train", "trainResized"), "trainLabels.csv"))
+        load_folder(layout("a", ("train", "trainResized"), "z.csv", "trainLabels.csv"))
     with pytest.raises(ValueError, match=r"test_images, train_images, which look like splits, not like classes"):
         load_folder(layout("b", ("train_images", "test_images")))
     with pytest.raises(ValueError, match=r"images beside labels\.csv.*sort the pictures into one folder per class"):

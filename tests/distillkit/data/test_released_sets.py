@@ -39,13 +39,18 @@ def test_files_of_dc_dsa_and_dm(tmp_path: Path) -> None:
     assert (found.normalization, found.class_names) == (CIFAR, ("a", "b", "c"))
     assert found.info == {"source": path.name, "run": 2}
     for run in (0, 1, 2):
-        assert torch.equal(load_set(path, normalization=CIFAR, run=run).images, X + run)
+        one = load_set(path, normalization=CIFAR, run=run)
+        assert torch.equal(one.images, X + run)
+        assert one.info == {"source": path.name, "run": run}
     with pytest.raises(ValueError, match=r"run must be in \[0, 3\), the number of sets in .*, got 3"):
         load_set(path, normalization=CIFAR, run=3)
     assert load_set(dm(tmp_path / "one.PT", 1), normalization=CIFAR).info == {"source": "one.PT"}
 
 
 def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
+    for name, tensor in (("image_a.pt", X), ("label_a.pt", Y)):
+        torch.save(tensor, tmp_path / name)
+    assert torch.equal(load_set(tmp_path / "image_a.pt", normalization=CIFAR).labels, Y)
     torch.save(X.clone().requires_grad_(), tmp_path / "images_best.pt")
     with pytest.raises(FileNotFoundError, match=r"images_best\.pt holds images only.*labels_best\.pt"):
         load_set(tmp_path, normalization=CIFAR)
@@ -73,7 +78,7 @@ def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
         (X, Y, torch.tensor(0.02)),
         (X, Y, 0.02),
         [[X * 0, Y], [X, Y]],
-        {"images": X, "labels": Y},
+        {"x": X * 0, "y": Y * 0, "images": X, "labels": Y},
         {"image_syn": X, "label_syn": Y[:, None]},
         {"data": [X, Y]},
         {"data": {"x": X, "y": Y.float()}},
@@ -135,7 +140,17 @@ def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
     torch.save({"weights": X}, tmp_path / "b.pt")
     with pytest.raises(ValueError, match=r"b\.pt holds a dictionary of weights; expected tensors `images`"):
         load_set(tmp_path / "b.pt", normalization=CIFAR)
-    for content in ([], [1, 2], [X[0], Y], [X, Y, 0.1, 0.2], "text", {"data": 3}):
+    for content in (
+        {"images": X},
+        {"labels": Y},
+        [[X, Y], [1, 2]],
+        [],
+        [1, 2],
+        [X[0], Y],
+        [X, Y, 0.1, 0.2],
+        "text",
+        {"data": 3},
+    ):
         torch.save(content, tmp_path / "c.pt")
         refused(lambda: load_set(tmp_path / "c.pt", normalization=CIFAR), ValueError, r"c\.pt")
     torch.save([X, Y + 0.5], tmp_path / "c.pt")

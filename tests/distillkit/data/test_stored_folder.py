@@ -9,6 +9,7 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ def test_the_folder_and_the_size_of_a_cache_are_reported(tmp_path: Path, monkeyp
     refused(lambda: open_folder(path, cache=tmp_path / "file"), OSError, "cannot write a cache of 1.89 kB")
 
 
-def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path) -> None:
+def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "pets")
     made(path / "deeper", 2, (4, 4))
     (path / "cat" / "9.png").write_bytes(b"no picture")
@@ -242,6 +243,23 @@ def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="4 pictures without the .*give size="):
             load(path, **({"cache": tmp_path / "cache"} if load is open_folder else {}))
     refused(lambda: open_folder(tmp_path / "nowhere"), FileNotFoundError, "no folder")
+    mixed = made(tmp_path / "mixed")
+    made(mixed / "deeper", 2, grey=True)
+    open_folder(mixed, channels=3, cache=tmp_path / "cache")
+    refused(lambda: open_folder(mixed, cache=tmp_path / "cache"), ValueError, "4 pictures without the 3 channels")
+    with monkeypatch.context() as patch:  # pictures that changed after they were checked
+        patch.setattr(_picture_list.PictureList, "require_readable", lambda *_, **__: None)
+        for folder, words in (
+            (path, r"is \[3, 9, 7\] .*deeper/.* is \[3, 4, 4\]; give size="),
+            (mixed, "channels=1 or"),
+        ):
+            for load in (load_folder, partial(open_folder, cache=tmp_path / "other")):
+                refused(partial(load, folder), ValueError, f"pictures differ: .*{words}")
+    (content := tmp_path / "content").mkdir()
+    for part in ("train", "val"):
+        made(content / part, 9, seed=len(part))
+    options: dict[str, Any] = {"hold_out": "content", "test_fraction": 0.5, "normalization": HALF}
+    require_same(open_folder(content, cache=tmp_path / "cache", **options), load_folder(content, **options))
 
 
 def test_components_explain_how_to_read_stored_images(pets: Path, tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ def test_stored_equals_memory(tmp_path: Path) -> None:
         require_same(made, load_table(table, **options, **form), images="size" not in form)  # type: ignore[arg-type]
         assert made.train.shape == ((1, 4, 3) if "size" in form else (3, 6, 6))
         assert made.test.info["hold_out"] == form.get("hold_out", "random")
+    for read in (load_table, partial(cached)):  # type: ignore[assignment]
+        twice = {"file": ["000.png", "copy.png"], "label": ["a", "b"]}
+        save(tmp_path / "train" / "copy.png", picture(0))
+        with pytest.warns(UserWarning, match="1 of 2 images of train are equal to others with another label"):
+            read(twice, folder=tmp_path / "train", test_fraction=0)
     refused(lambda: cached(table, **options, workers=0, size=3), ValueError, "workers must be at least 1")
     frame = pd.read_csv(table, dtype=str)
     options |= {"test_fraction": 0}
@@ -138,8 +143,13 @@ def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
     for name in ("split", "user"):
         wrong: dict[str, Any] = {name: "nope"}
         refused(
-            lambda wrong=wrong: load_table(wide, image="key", label="b", **wrong), ValueError, f"{name} must be one"
+            lambda wrong=wrong: load_table(wide, image="key", label="b", **wrong),
+            ValueError,
+            f"{name} must be one .*, got 'nope'",
         )
+    for wrong in ({"label": ["b", "nope"]}, {"label": "b", "user": "split"}, {"label": "b", "background": 2.0}):
+        for read in (load_table, open_table):
+            refused(lambda w=wrong, r=read: r(wide, image="key", **w), ValueError, "^(label|user|background) must be")
     assert same(load_table(wide, image="key", label="c", folder=tmp_path / "train", normalization=HALF), ANIMALS[::-1])
 
 
@@ -271,7 +281,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name, words in (
         ("a.csv", "damaged or no"),
         ("b.csv", "no table"),
-        ("c.csv", "no rows"),
+        ("c.csv", "c has no rows"),
         ("d.parquet", "no table"),
     ):
         refused(lambda name=name: load_table(tmp_path / name), ValueError, words)

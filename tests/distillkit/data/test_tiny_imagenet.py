@@ -52,7 +52,9 @@ def test_the_released_layout(tmp_path: Path, global_rng_untouched: None) -> None
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"missing wnids\.txt, words\.txt, train, val/val_annotations\.txt"):
+    with pytest.raises(
+        FileNotFoundError, match=r"missing wnids\.txt, words\.txt, train, val/val_annotations\.txt, val/images; unpack"
+    ):
         load("tiny-imagenet", root=tmp_path)
     folder = write(tmp_path)
     annotations = folder / "val" / "val_annotations.txt"

@@ -105,14 +105,7 @@ def some(**changes: object) -> LabeledImages:
 
 @pytest.mark.parametrize(
     "names",
-    [
-        (),
-        ("ant", "bee", "cat"),
-        ("Coat", "T-shirt/top", "U"),
-        ("B", "a", "b"),
-        ("a", "B", "c"),
-        ("Ape", "ape", "zoo"),
-    ],
+    [(), ("ant", "bee", "cat"), ("Coat", "T-shirt/top", "U"), ("B", "a", "b"), ("a", "B", "c"), ("Ape", "ape", "zoo")],
 )
 def test_image_folder_reads_the_class_order(tmp_path: Path, names: tuple[str, ...]) -> None:
     data = some(class_names=names)
@@ -297,7 +290,7 @@ def test_an_exported_folder_keeps_its_neighbours_and_becomes_pictures_on_request
     (folder / "set.json").write_text(json.dumps(dict(reversed(form.items()))), encoding="utf-8")
     for read in (LabeledImages.load, load_set):
         require_same_set(read(folder), soft(), images=False)
-    refused(lambda: load_folder(tmp_path), ValueError, r"is an exported LabeledImages.*LabeledImages\.load")
+    refused(lambda: load_folder(tmp_path), ValueError, rf"exported LabeledImages.*LabeledImages\.load\('{folder}'\)")
     (folder / "labels.csv").unlink()
     (folder / "set.json").unlink()
     plain = load_set(folder)

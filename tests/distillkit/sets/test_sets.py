@@ -287,10 +287,7 @@ def test_concatenating_the_parts_gives_the_whole(data: LabeledImages, draw: st.D
 def test_concatenate_refuses_differences_with_a_remedy() -> None:
     a = LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
     changes: list[tuple[dict[str, Any], str]] = [
-        (
-            {"normalization": HALF},
-            r": pixels .* and mean \(0.5\) .*one with `b\.renormalize\(a\.normalization\)`",
-        ),
+        ({"normalization": HALF}, r": pixels .* and mean \(0.5\) .*one with `b\.renormalize\(a\.normalization\)`"),
         ({"images": torch.zeros(2, 1, 3, 3)}, r"shapes: \(1, 2, 2\) and \(1, 3, 3\); resize"),
         ({"num_classes": 5}, r"counts: 2 and 5; .* `b\.replace\(num_classes=a\.num_classes\)`"),
         ({"columns": {"x": torch.zeros(2)}}, r"columns: \[\] and \['x'\]; .* `b\.replace\(columns=\{\.\.\.\}\)`"),
