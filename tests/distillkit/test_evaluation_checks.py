@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization, _evaluation_checks
-from distillkit._evaluation_checks import check_factor, images_among
+from distillkit._evaluation_checks import check_baseline, check_factor, check_test_images, images_among
 from distillkit._utils.user_warnings import each_warning_once, warn
+from distillkit.augment import ResizedCrop, ShufflePatches
 from distillkit.data import Split, open_npz
 from distillkit.evaluate import evaluate
 from distillkit.labels import Relabel, soft_labels, stored_soft_labels
@@ -62,7 +63,7 @@ def test_test_images_among_training_images_are_counted_once(change: str) -> None
         leaked = test[torch.randperm(40, generator=torch.Generator().manual_seed(4))]
     if change == "subset":
         leaked = test[torch.arange(0, 40, 4)]
-    real = LabeledImages.concatenate([other, leaked])
+    real = LabeledImages.concatenate([other, leaked, leaked])
     if change == "8 bits":  # the test set has pixels between the levels of the stored training images
         noise = torch.rand(test.images.shape, generator=torch.Generator().manual_seed(5)) - 0.5
         test = test.replace(images=(test.images + noise / 255).clamp(0, 1))
@@ -86,7 +87,16 @@ def test_images_are_equal_up_to_rounding(levels: int, same: bool, monkeypatch: p
     data = LabeledImages(torch.full((20, 3, 8, 8), 0.5), torch.arange(20) % 3, num_classes=3)
     data = data.replace(images=data.images + torch.arange(20).view(-1, 1, 1, 1) / 64)
     signs = (-1.0) ** (torch.arange(8)[:, None] + torch.arange(8))
-    assert images_among(data.replace(images=data.images + levels / 255 * signs), data).tolist() == [same] * 20
+    among = LabeledImages.concatenate([data.replace(images=data.images + 9 / 255 * signs.roll(1, 0)), data])
+    pixel = torch.zeros(8, 8).index_put((torch.tensor(3), torch.tensor(5)), torch.tensor(1.0))
+    for change in (signs, pixel, -pixel):
+        moved = data.replace(images=data.images + levels / 255 * change)
+        for space in (data.normalization, Normalization((0.2, 0.3, 0.4), (0.5, 0.6, 0.7))):
+            assert images_among(moved, among.renormalize(space)).tolist() == [same] * 20
+    assert images_among(data[:0], data).tolist() == []
+    check_baseline(
+        data, LabeledImages.concatenate([data[:14], among[:6]]), relabel=False
+    )  # some parts alone are in data
 
 
 NOTED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -118,7 +128,15 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a class without enough images": (
         lambda: measure(real=REAL[torch.cat([torch.arange(0, 120, 3), torch.tensor([1, 4, 2, 5])])]),
-        r"real has fewer images than data in 2 classes: 1 \(2\), 2 \(2\)",
+        r"real has fewer images than data in 2 classes: 1 \(2\), 2 \(2\); random",
+    ),
+    "five classes": (
+        lambda: check_baseline(drawn([2] * 8), drawn([2, 1, 1, 1, 1, 1, 20, 2]), relabel=False),
+        r"in 5 classes: 1 \(1\), 2 \(1\), 3 \(1\), 4 \(1\), 5 \(1\); random",
+    ),
+    "six classes": (
+        lambda: check_baseline(drawn([2] * 8), drawn([2, 1, 1, 1, 1, 1, 1, 20]), relabel=False),
+        r"in 6 classes: 1 \(1\), 2 \(1\), 3 \(1\), 4 \(1\), 5 \(1\), \.\.\.; random",
     ),
     "softmax": (lambda: measure(factory=ending(nn.Softmax(1))), r"network \(Sequential\) must return logits.*softmax"),
     "softmax, attacked": (
@@ -128,20 +146,42 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: try_teacher(nn.Sequential(TEACHER, nn.Hardsigmoid()), REAL[:50], "pool", role="observer"),
         r"^all outputs of observer lie in \[0, 1\], as after a sigmoid",
     ),
-    "mosaics": (
-        lambda: train(build(convnet, 0), made(factor=2), relabelled("rded"), progress=False),
-        r"data hold 2 x 2 crops.*use PROTOCOLS\['rded-factor-2'\], or augment=ShufflePatches\(2",
-    ),
+    "mosaics": (lambda: train(build(convnet, 0), made(factor=2), relabelled("rded")), r"data hold 2 x 2 crops"),
     "mosaics, evaluated": (lambda: measure(made(factor=2), protocol=relabelled("rded")), r"data hold 2 x 2 crops"),
     "mosaics, scores": (
         lambda: scores(made(factor=2), TEST, convnet, real=REAL, protocol=relabelled("rded"), num_networks=1),
         r"data hold 2 x 2 crops",
     ),
-    "single crops": (
-        lambda: measure(made(factor=1), protocol=relabelled("rded-factor-2")),
-        r"shuffles 2 x 2 patches, but .* 1 x 1 crops.*use PROTOCOLS\['rded'\]",
-    ),
 }  # fmt: skip
+
+
+def drawn(counts: list[int]) -> LabeledImages:
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return LabeledImages(torch.rand(len(labels), 1, 4, 4), labels, num_classes=len(counts))
+
+
+@pytest.mark.parametrize(("info", "augment", "relabel", "words"), [
+    ({"factor": 3}, None, True, ("1 x 1", "3 x 3", f"augment=ShufflePatches(3, augment={ResizedCrop(1 / 3)})")),
+    ({"factor": 2}, ShufflePatches(3), False,
+     ("3 x 3", "2 x 2", f"PROTOCOLS['rded-factor-2'], or augment=ShufflePatches(2, augment={ResizedCrop(0.5)})")),
+    ({"method": "stitch"}, ShufflePatches(2), False,
+     ("2 x 2", "1 x 1", f"PROTOCOLS['rded'], or augment={ResizedCrop(1.0)}")),
+    ({}, ShufflePatches(2), True, None), ({"factor": 2}, None, False, None), ({"factor": 1}, None, True, None),
+    ({"factor": 2}, ShufflePatches(2), True, None), ({"factor": "2"}, None, True, None),
+])  # fmt: skip
+def test_patches_and_crops_are_compared(info: Any, augment: Any, relabel: bool, words: Any) -> None:
+    text = "protocol shuffles {} patches, but the images of data hold {} crops (info['factor']); use {}"
+    assert said(lambda: check_factor(info, augment, relabel=relabel)) == ([text.format(*words)] if words else [])
+
+
+@pytest.mark.parametrize(("count", "total", "swapped"), [(20, 100, True), (21, 100, False), (31, 200, False)])
+def test_a_small_test_set_seems_to_be_the_small_set(count: int, total: int, swapped: bool) -> None:
+    few, many = drawn([count, 0, 0]), drawn([total, 0, 0])
+    assert len(said(lambda: check_test_images(few, {"data": many, "real": None}))) == swapped
+    assert said(lambda: check_test_images(few, {"data": drawn([9, 0, 0]), "real": many})) == []
+    assert said(lambda: check_test_images(many.replace(info={"method": "x"}), {"data": drawn([total, 0, 0])})) == []
+    [text] = said(lambda: check_test_images(many[:count], {"data": many}))
+    assert text.startswith(f"{count} of {count} images of test are also in data, so")
 
 
 def ending(layer: nn.Module) -> Callable[[], nn.Module]:
@@ -199,7 +239,6 @@ def test_valid_calls_cause_no_warning() -> None:
         lambda: soft_labels(SMALL, nn.Sequential(TEACHER, nn.LogSoftmax(1)), pool=REAL),
     ]
     assert [said(call) for call in calls] == [[]] * len(calls)
-    assert said(lambda: check_factor({}, PROTOCOLS["rded-factor-2"].augment, relabel=True)) == []
 
 
 class Broken(Perturbation):
@@ -224,18 +263,24 @@ class NaNAbove(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         bright = images.flatten(1).amax(1) > 1e3
-        return self.body(images.clamp(-3, 3)).masked_fill(bright[:, None], torch.nan)
+        return self.body(images.clamp(-3, 3)).masked_fill(bright[:, None] & (torch.arange(3) == 1), torch.nan)
 
 
 def bright(count: int) -> LabeledImages:
     data = stripes(count, 5)
-    return data.replace(images=torch.where(torch.arange(count).view(-1, 1, 1, 1) == 4, 1e4, data.images))
+    return data.replace(images=torch.where((torch.arange(count) % 5 == 4).view(-1, 1, 1, 1), 1e4, data.images))
+
+
+def some_infinite(pixels: Tensor) -> Tensor:
+    return pixels + (torch.arange(480) % 99).view(60, 1, 1, 8).log()
 
 
 UNTRAINED = build(convnet, 3)
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "soft against hard": (lambda: measure(soft_labels(SMALL, TEACHER, pool=REAL), real=REAL), "from the same teacher"),
-    "hard against soft": (lambda: measure(real=soft_labels(REAL, TEACHER)), "from the same teacher"),
+    "soft against hard": (
+        lambda: measure(soft_labels(SMALL, TEACHER, pool=REAL), real=REAL), "^data has soft labels and real has class",
+    ),
+    "hard against soft": (lambda: measure(real=soft_labels(REAL, TEACHER)), "^real has soft labels and data has class"),
     "soft against hard in scores": (
         lambda: scores(
             soft_labels(SMALL, TEACHER, pool=REAL), TEST, convnet, real=REAL, progress=False,
@@ -261,20 +306,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: train(build(convnet, 0), REAL, replace(SHORT, relabel=Relabel(UNTRAINED)), progress=False),
         "not clearly better than chance",
     ),
-    "NaN of a teacher": (lambda: soft_labels(bright(60), NaNAbove()), r"teacher returns NaN for 1 of 60 .*first: 4"),
+    "NaN of a teacher": (lambda: soft_labels(bright(60), NaNAbove()), r"teacher returns NaN for 12 of 60 .*first: 4"),
     "NaN of a teacher for views": (
         lambda: train(build(convnet, 0), TEST, replace(
             SHORT, relabel=Relabel(NaNAbove(TEACHER)), augment=lambda x, generator, *, siamese: 1e4 * x
         )),
         "teacher returns NaN for 60 of 60",
     ),
-    "NaN of a network": (lambda: accuracy(NaNAbove(), bright(20)), r"NaNAbove\) returns NaN for 1 of 20 .*first: 4"),
+    "NaN of a network": (lambda: accuracy(NaNAbove(), bright(20)), r"NaNAbove\) returns NaN for 4 of 20 .*first: 4"),
     "NaN of a perturbation": (
-        lambda: accuracy(convnet(), TEST01, against=Broken(lambda x: x.log() * 0 / 0)),
-        "broken must return finite pixels, but 60 of 60",
+        lambda: accuracy(convnet(), TEST01, against=Broken(some_infinite)),
+        "broken must return finite pixels, but 5 of 60 images hold",
     ),
     "pixels in 0..255": (lambda: accuracy(convnet(), TEST01, against=Broken(lambda x: 255 * x)), r"pixels in \[0, 1\]"),
-    "8-bit pixels": (lambda: accuracy(convnet(), TEST01, against=Broken(lambda x: (255 * x).byte())), "divide by 255"),
+    "8-bit pixels": (
+        lambda: accuracy(convnet(), TEST01, against=Broken(lambda x: (255 * x).byte())), "got torch.uint8; divide",
+    ),
     "FGSM(8)": (lambda: FGSM(8), "epsilon must be below 1, .*pass 8 / 255"),
     "FGSM(1)": (lambda: FGSM(1), "epsilon must be below 1"),
     "PGD(8)": (lambda: PGD(8), "epsilon must be below 1"),
@@ -295,6 +342,8 @@ def test_a_stored_test_set_is_compared(tmp_path: Path) -> None:
     labels = test.labels.numpy()
     np.savez(tmp_path / "x.npz", train_images=levels, test_images=levels, train_labels=labels, test_labels=labels)
     opened = open_npz(tmp_path / "x.npz", cache=tmp_path / "cache", progress=False).test
+    train = open_npz(tmp_path / "x.npz", cache=tmp_path / "cache", progress=False).train
+    assert images_among(train, opened[torch.arange(5, 8)]).nonzero().flatten().tolist() == [5, 6, 7]
     found = said(lambda: measure(test[:9].renormalize(opened.normalization), opened, linear))
     assert found == [found[0]]
     assert found[0].startswith("9 of 40 images of test are also in data")

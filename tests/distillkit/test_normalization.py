@@ -46,20 +46,6 @@ def test_dtype_is_kept(dtype: torch.dtype) -> None:
     assert Normalization([0.5], [0.5]).encode(pixels(2, 1, dtype)).dtype == dtype
 
 
-def test_identity_changes_nothing() -> None:
-    x = pixels(3, 2)
-    assert torch.equal(IDENTITY.encode(x), x)
-    assert torch.equal(IDENTITY.decode(x), x)
-
-
-@given(st.integers(1, 5), st.integers(1, 3))
-def test_measured_statistics_standardize(n: int, c: int) -> None:
-    x = pixels(n, c)
-    y = Normalization.of(x).encode(x).transpose(0, 1).flatten(1)
-    assert torch.allclose(y.mean(1), torch.zeros(c, dtype=y.dtype), atol=1e-12)
-    assert torch.allclose(y.var(1, correction=0), torch.ones(c, dtype=y.dtype), atol=1e-12)
-
-
 @pytest.mark.parametrize("shape", [(700, 1, 8, 8), (40, 3, 32, 32), (1, 1, 300, 300)])
 def test_measurement_is_independent_of_the_number_of_threads(shape: tuple[int, ...]) -> None:
     x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
@@ -81,11 +67,8 @@ def test_measurement_is_independent_of_the_number_of_threads(shape: tuple[int, .
 def test_constant_channel_gets_std_one(value: float) -> None:
     x = torch.full((7, 1, 5, 3), value)
     assert Normalization.of(x).std == (1.0,)
-
-
-def test_gradients_flow_through() -> None:
-    x = pixels(1, 2).requires_grad_()
-    assert torch.autograd.gradcheck(Normalization([0.1, 0.2], [0.3, 0.4]).encode, x)
+    y = torch.tensor([0.2, 0.8]).view(2, 1, 1, 1).expand(2, 1, 5, 3)  # each image is constant
+    assert Normalization.of(y).std == (pytest.approx(0.3),)
 
 
 def test_equality_and_hash() -> None:
@@ -95,7 +78,7 @@ def test_equality_and_hash() -> None:
 
 
 def test_repr_is_readable() -> None:
-    assert str(IDENTITY) == "pixels in [0, 1]"
+    assert (str(IDENTITY), str(Normalization([0], [0.5]))) == ("pixels in [0, 1]", "mean (0) std (0.5)")
     assert str(Normalization([0.5, 1 / 3], [0.25, 1])) == "mean (0.5, 0.3333) std (0.25, 1)"
 
 

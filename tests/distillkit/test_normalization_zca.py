@@ -44,8 +44,11 @@ def test_whitening_is_symmetric() -> None:
 
 def test_other_sizes_are_refused() -> None:
     zca = ZCA.fit(correlated())
-    refused(lambda: zca.encode(torch.zeros(2, 2, 4, 4)), ValueError, "fitted on 18")
-    refused(lambda: zca.decode(torch.zeros(2, 1, 3, 3)), ValueError, "fitted on 18")
+    refused(lambda: zca.encode(torch.zeros(2, 2, 4, 4)), ValueError, "have 32 values each, .* fitted on 18$")
+    refused(lambda: zca.decode(torch.zeros(2, 1, 3, 3)), ValueError, "have 9 values each, .* fitted on 18$")
+    for name in ("matrix", "inverse"):
+        words = rf"^{name} must have shape \[18, 18\] as center has, got \[18, 3\]$"
+        refused(lambda n=name: replace(zca, **{n: torch.zeros(18, 3)}), ValueError, words)
 
 
 def test_invalid_fits_are_refused() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,16 +13,8 @@ from torch import nn
 
 from distillkit._optimizers import OPTIMIZERS
 from distillkit.augment import DSA, ResizedCrop, ShufflePatches
-from distillkit.condense import InnerTraining, distribution_matching, gradient_matching, stitch
 from distillkit.evaluate import evaluate
 from distillkit.labels import CutMix, Relabel
-from distillkit.losses import (
-    deepinversion_variation,
-    model_contrastive,
-    rbf_mmd,
-    supervised_contrastive,
-    total_variation,
-)
 from distillkit.protocols import PROTOCOLS, describe_protocol
 from distillkit.rng import derive
 from distillkit.training import CLASSIC, Protocol
@@ -57,30 +47,6 @@ def test_protocols_have_the_published_values() -> None:
     assert {name: p.mix for name, p in PROTOCOLS.items() if p.mix} == {"idc": CutMix(probability=0.5)}
     assert {(p.momentum, p.lr_drop) for p in PROTOCOLS.values()} == {(0.9, 0.1), (0.9, 0.2)}
     assert [name for name, p in PROTOCOLS.items() if p.lr_drop == 0.2] == ["idc"]
-
-
-@pytest.mark.parametrize(
-    ("function", "published"),
-    [
-        (gradient_matching, {"ipc": 10, "iterations": 1000, "batch_real": 256, "lr": 0.1, "init": "noise"}),  # DC
-        (InnerTraining, {"lr": 0.01, "batch": 256}),
-        (distribution_matching, {"ipc": 10, "batch_real": 256, "lr": 1.0, "momentum": 0.5, "init": "real"}),  # DM
-        (stitch, {"ipc": 10, "pool": 300, "crops": 5, "min_scale": 0.08}),  # RDED
-        (DSA, {"brightness": 1.0, "saturation": 2.0, "contrast": 0.5, "crop": 0.125, "cutout": 0.5, "flip": 0.5}),
-        (DSA, {"scale": 1.2, "rotate": 15.0, "mode": "S"}),
-        (CutMix, {"alpha": 1.0}),
-        (Relabel, {"temperature": 20.0}),  # FKD, SRe2L
-        (rbf_mmd, {"kernels": 5, "multiplier": 2.0}),  # DAN
-        (supervised_contrastive, {"temperature": 0.07}),
-        (model_contrastive, {"temperature": 0.5}),  # MOON
-        (total_variation, {"order": 1}),  # anisotropic, Rudin et al.
-        (deepinversion_variation, {"order": 2}),
-    ],
-)
-def test_defaults_are_those_of_the_papers(function: Callable[..., Any], published: dict[str, Any]) -> None:
-    """From the releases: main.py and main_DM.py of DC and DM, RDED's scripts, SupContrast, MOON's and DAN's code."""
-    parameters = inspect.signature(function).parameters
-    assert {name: parameters[name].default for name in published} == published
 
 
 def test_schedules_follow_their_formulas() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,7 +17,7 @@ from distillkit import LabeledImages, Normalization, robustness
 from distillkit.data import open_npz
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet, build
-from distillkit.normalization import IDENTITY, ZCA
+from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
 from distillkit.robustness import (
     FGSM,
@@ -51,51 +49,6 @@ def linear(channels: int = 3, side: int = 8, classes: int = 2, seed: int = 3) ->
 
 def apply(one: Perturbation, x: Tensor, network: nn.Module, labels: Tensor, norm: Normalization = RGB) -> Tensor:
     return one(x, labels, lambda p: network(norm.encode(p)), derive(5)).clamp(0, 1)
-
-
-def loss(network: nn.Module, x: Tensor, labels: Tensor, norm: Normalization = RGB) -> Tensor:
-    with torch.no_grad():
-        return F.cross_entropy(network(norm.encode(x)), labels, reduction="none")
-
-
-@pytest.mark.usefixtures("global_rng_untouched")
-def test_attacks_on_a_linear_model_move_each_pixel_by_the_sign_of_its_weight() -> None:
-    x, labels, network, epsilon = pixels(), torch.arange(6) % 2, linear(), 0.1
-    weights = cast(nn.Linear, network[1]).weight.detach()  # type: ignore[index]
-    towards = (weights[1 - labels] - weights[labels]).sign().view_as(x)
-    wanted = (x + epsilon * towards).clamp(0, 1)
-    assert torch.equal(apply(FGSM(epsilon), x, network, labels), wanted)
-    assert torch.allclose(apply(PGD(epsilon), x, network, labels), wanted, rtol=0, atol=1e-12)
-    assert bool((wanted == 0).any() and (wanted == 1).any())
-
-
-def test_accuracy_counts_the_images_whose_margin_is_larger_than_epsilon() -> None:
-    class Threshold(nn.Module):
-        """Class 1 for an image whose pixels, after normalization, are positive on average."""
-
-        def forward(self, images: Tensor) -> Tensor:
-            mean = images.flatten(1).mean(1)
-            return torch.stack([-mean, mean], 1)
-
-    values = torch.tensor([0.1, 0.2, 0.45, 0.48, 0.52, 0.53, 0.6, 0.9], dtype=torch.float64)
-    x, labels = values.view(-1, 1, 1, 1).expand(-1, 1, 4, 4), (values > 0.5).long()
-    data = LabeledImages.from_pixels(x, labels, num_classes=2, normalization=Normalization((0.5,), (0.25,)))
-    found = [accuracy(Threshold(), data, against=FGSM(epsilon)) for epsilon in (0, 0.025, 0.04, 0.07, 0.2, 0.5)]
-    assert found == [1, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 0]
-    assert accuracy(Threshold(), data, against=PGD(0.04, steps=3)) == 5 / 8
-
-
-@given(epsilon=st.floats(0, 0.3), channels=st.sampled_from([1, 3]), seed=st.integers(0, 9))
-def test_attacks_stay_in_the_ball_and_do_not_lower_the_loss_of_a_linear_model(
-    epsilon: float, channels: int, seed: int
-) -> None:
-    norm = RGB if channels == 3 else Normalization((0.3,), (0.5,))
-    x, labels, network = pixels(channels=channels, seed=seed), torch.arange(6) % 2, linear(channels, seed=seed)
-    for one in (FGSM(epsilon), PGD(epsilon, steps=3), PGD(epsilon, steps=2, step_size=0.5)):
-        found = apply(one, x, network, labels, norm)
-        assert float((found - x).abs().max()) <= epsilon + 1e-12
-        assert 0 <= float(found.min()) <= float(found.max()) <= 1
-        assert bool((loss(network, found, labels, norm) >= loss(network, x, labels, norm) - 1e-12).all())
 
 
 @pytest.mark.parametrize(
@@ -138,20 +91,6 @@ def test_noise_has_the_stated_amount_and_is_drawn_image_by_image(severity: int) 
         assert all(torch.equal(corrupt(kind, 0, x), x) for kind in KINDS)
 
 
-@given(kind=st.sampled_from(KINDS), severity=st.integers(1, 5), channels=st.sampled_from([1, 2, 3]))
-def test_corruptions_keep_shape_dtype_and_do_not_depend_on_how_images_are_divided(
-    kind: Kind, severity: int, channels: int
-) -> None:
-    x, one = pixels(5, channels, 12).float(), Corruption(kind, severity)
-    drawn, unused = derive(1), torch.zeros(5, dtype=torch.int64)
-    parts = [one(part, unused, lambda p: p, drawn) for part in x.split(2)]
-    whole = one(x, unused, lambda p: p, derive(1))
-    assert torch.allclose(torch.cat(parts), whole, rtol=0, atol=1e-6)
-    assert whole.shape == x.shape
-    assert whole.dtype == x.dtype
-    assert not torch.allclose(whole, x, atol=1e-3)
-
-
 def corrupt(kind: Kind, severity: int, x: Tensor) -> Tensor:
     return Corruption(kind, severity)(x, torch.zeros(len(x)), lambda p: p, derive(0))
 
@@ -168,21 +107,15 @@ def test_amounts_are_those_of_the_documentation() -> None:
         assert tuple(float(number) for number in re.findall(r"\d[\d.]*", line)[:5]) == amounts
 
 
-def test_corruptions_by_hand() -> None:
-    x = torch.tensor([[0.2, 0.4], [0.6, 0.8]], dtype=torch.float64).view(1, 1, 2, 2)
-    assert torch.allclose(corrupt("brightness", 3, x), (x + 0.15).clamp(max=1))
-    color = torch.tensor([0.4, 0.2, 0.0], dtype=torch.float64).view(1, 3, 1, 1)
-    assert torch.allclose(corrupt("brightness", 4, color).flatten(), torch.tensor([0.6, 0.3, 0.0]).double())
-    assert torch.allclose(corrupt("brightness", 4, 0 * color).flatten(), torch.tensor([0.2, 0.2, 0.2]).double())
-
-
 def test_brightness_is_that_of_hsv() -> None:
     from kornia.color import hsv_to_rgb, rgb_to_hsv
 
     x = pixels()
-    hsv = rgb_to_hsv(x)
-    hsv[:, 2] = (hsv[:, 2] + 0.3).clamp(0, 1)
-    assert torch.allclose(corrupt("brightness", 5, x), hsv_to_rgb(hsv), atol=1e-6)
+    x[:, :, 2] = 0  # black becomes grey
+    for severity, amount in ((1, 0.05), (5, 0.3)):
+        hsv = rgb_to_hsv(x)
+        hsv[:, 2] = (hsv[:, 2] + amount).clamp(0, 1)
+        assert torch.allclose(corrupt("brightness", severity, x), hsv_to_rgb(hsv), atol=1e-6)
 
 
 def test_contrast_is_reduced_around_the_mean_of_each_channel_and_image() -> None:
@@ -226,18 +159,6 @@ def test_pixelate_averages_blocks_of_oblong_images(height: int, width: int) -> N
                 ]
                 wanted = torch.stack([x[:, :, a, b] for a, b in block]).mean(0)
                 assert torch.allclose(found[:, :, i, j], wanted)
-
-
-@pytest.mark.parametrize("norm", [IDENTITY, RGB, Normalization((0.5,), (0.2,)), "zca"], ids=str)
-def test_zero_epsilon_and_severity_give_the_clean_accuracy_in_any_normalization(norm: Any) -> None:
-    if norm == "zca":
-        norm = Normalization((0.5,), (0.25,), ZCA.fit((pixels(100, 3, 4) - 0.5) / 0.25))
-    data, network = labeled(norm, 40, side=4), linear(side=4)
-    clean = accuracy(network, data)
-    assert 0 < clean < 1
-    for one in (FGSM(0), PGD(0), Corruption("contrast", 0)):
-        assert accuracy(network, data, against=one) == clean
-    assert accuracy(network, data, against=FGSM(0.2)) < clean
 
 
 @pytest.mark.usefixtures("global_rng_untouched")

@@ -18,7 +18,7 @@ from distillkit.augment import DSA, require_augmentation
 from distillkit.condense import distribution_matching, gradient_matching, herding, random_subset
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet, RandomNetworks
-from distillkit.normalization import IDENTITY
+from distillkit.normalization import IDENTITY, ZCA
 from distillkit.rng import derive
 from distillkit.select import select
 from distillkit.sets import as_set
@@ -82,10 +82,13 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "labels from 1 of pixels": (lambda: LabeledImages.from_pixels(pixels(), marks() + 1), "labels start at 1"),
     "ipc above a class": (
-        lambda: random_subset(pixels(), marks(), ipc=3),
-        r"ipc=3 is more than 3 of 3 classes have: 0 \(2\), 1 \(2\), 2 \(2\); their images are repeated",
+        lambda: random_subset(pixels(13), torch.arange(13) % 6, ipc=3),
+        r"ipc=3 is more than 5 of 6 classes have: 1 \(2\), 2 \(2\), 3 \(2\), 4 \(2\), 5 \(2\); their",
     ),
-    "ipc above a class, herding": (lambda: herding(pixels(), marks(), ipc=3), "ipc=3 is more than 3 of 3"),
+    "ipc above a class, herding": (
+        lambda: herding(pixels(6), torch.arange(6), ipc=2),
+        r"ipc=2 is more than 6 of 6 classes have: 0 \(1\), 1 \(1\), 2 \(1\), 3 \(1\), 4 \(1\), \.\.\.; their",
+    ),
     "ipc above a class, DM": (
         lambda: distribution_matching(pixels(), marks(), networks=RandomNetworks(net), ipc=3, steps=0),
         "ipc=3 is more than 3 of 3",
@@ -156,8 +159,8 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("low", "high", "outcome"), [
-    (0.0, 1.001, None), (-0.001, 1.0, None), (0.0, 1.002, "images range from"), (-0.002, 1.0, "images range from"),
-    (0.0, 16.0, "images range from"), (0.0, 16.01, "must be pixels"), (-0.01, 16.01, "images range from"),
+    (0.0, 1.001, None), (-0.001, 1.0, None), (0.0, 1.002, "range from"), (-0.002, 1.0, "range from"),
+    (0.0, 16.0, "range from"), (0.0, 16.01, "given, got"), (-0.01, 16.01, "range from"),
 ])  # fmt: skip
 def test_range_without_a_normalization(low: float, high: float, outcome: str | None) -> None:
     images = torch.full((2, 1, 4, 4), 0.5, dtype=torch.float64)
@@ -167,7 +170,10 @@ def test_range_without_a_normalization(low: float, high: float, outcome: str | N
         if outcome is None:
             as_set(images, torch.tensor([0, 1]))
         else:
-            refused(lambda: as_set(images, torch.tensor([0, 1])), (ValueError, UserWarning), outcome)
+            words = f"{outcome} {low:.4g} to {high:.4g}{' and no' if outcome == 'range from' else '; divide'}"
+            refused(lambda: as_set(images, torch.tensor([0, 1])), (ValueError, UserWarning), words)
+            identity = ZCA(torch.zeros(16), torch.eye(16), torch.eye(16))
+            LabeledImages(images * 99, [0, 1], normalization=Normalization((0.5,), (0.25,), identity))  # in no range
 
 
 @pytest.mark.parametrize(("mean", "std", "low", "high", "words"), [
@@ -185,13 +191,17 @@ def test_range_within_a_normalization(mean: Any, std: Any, low: float, high: flo
         call()
     else:
         refused(call, UserWarning, words)
+        if words == "images range":
+            pixels = r"but pixels in \[0, 1\] from -2 to 2 in the normalization given"
+            refused(call, UserWarning, f"^images range from {low:.4g} to {high:.4g}, {pixels}")
 
 
 @pytest.mark.parametrize(("row", "wrong"), [
     ([0.3, 0.7], True), ([0.3, 0.7005], True), ([0.3, 0.702], False), ([-0.1, 1.1], False), ([1.0], False),
+    ([0.3, 0.1], False),
 ])  # fmt: skip
 def test_rows_of_probabilities_are_no_logits(row: list[float], wrong: bool) -> None:
-    logits = torch.tensor([row, row])
+    logits = torch.tensor([row, [1.0] + [0.0] * (len(row) - 1)])
     if wrong:
         refused(lambda: check_logits(logits, "it", refuse=True), ValueError, "it must return logits")
         refused(lambda: check_logits(logits, "it", refuse=False), UserWarning, "it must return logits")
@@ -228,7 +238,8 @@ AUGMENTS = {
     "a name": ("dsa", r"distillkit.augment.DSA\(\).*got 'dsa'"),
     "a class": (DSA, r"got the class DSA, pass DSA\(\.\.\.\)"),
     "a transform": (Flip(), r"Flip\(img.*has other arguments\. Wrap it in a function that draws from the generator"),
-    "a lambda": (lambda images: images, "has other arguments"),
+    "no siamese": (lambda images, generator: images, r"<lambda>\(images, generator\) has other arguments"),
+    "a lambda": (lambda images: images, r"<lambda>\(images\) has other arguments"),
 }
 
 
@@ -248,12 +259,3 @@ def test_augmentation_in_federated_training_needs_no_siamese_argument() -> None:
     require_augmentation(lambda images, generator: images, siamese=False)
     with pytest.raises(TypeError, match=r"called as augment\(images, generator\)"):
         require_augmentation(lambda images: images, siamese=False)
-
-
-def test_augmentation_that_changes_the_shape_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"augment must return torch.float32 \[2, 1, 8, 8\], like its input, got .*4\]"
-    ):
-        distribution_matching(
-            pixels(), marks(), networks=RandomNetworks(net), ipc=1, augment=lambda x, generator, siamese: x[..., ::2]
-        )

@@ -78,6 +78,9 @@ def test_distances_are_to_the_nearest_centroid(batch_size: int | None) -> None:
     near = min(float((distances - slow).abs().max()) for distances in got)
     assert near < (1e-4 if batch_size is None else 0.5)  # mini-batches only come near the means
     assert got[0].dtype == torch.float64
+    options = [(batch_size, 1), (batch_size, 2), (batch_size and 8, 1)]
+    other = [centroid_distances(embeddings, clusters=9, batch_size=b, generator=g).sum() for b, g in options]
+    assert len({*map(float, other)}) == (2 if batch_size is None else 3)
     exact = 1e7 + torch.randn(40, 2, generator=g, dtype=torch.float64)
     torch.testing.assert_close(centroid_distances(exact, clusters=1), (exact - exact.mean(0)).norm(dim=1))
 
@@ -159,6 +162,7 @@ def test_measures_disagree_where_expected() -> None:
 def test_saturated_float32_logits_are_still_ranked() -> None:
     logits = torch.tensor([[30.0, 0.0], [20.0, 0.0], [25.0, 0.0]])  # the softmax rounds to 1 in float32 for all three
     assert prune_by_confidence(logits, keep=1).tolist() == [1]
+    assert prune_by_confidence(torch.zeros(99, 2), keep=33).tolist() == list(range(66, 99))  # ties
 
 
 def test_random_pruning_is_without_replacement_and_seeded() -> None:
@@ -195,13 +199,13 @@ def test_select_keeps_the_right_number(drawn: tuple[Tensor, Tensor], data: st.Da
 )
 def test_select_equals_balancing_then_pruning(balance: dict[str, Any], prune: dict[str, Any]) -> None:
     embeddings, logits = pool(200)
-    balanced = kmeans_balance(embeddings, logits.argmax(1), keep=100, clusters=7, **balance)
-    expected = balanced[prune_by_confidence(logits[balanced], keep=50, **prune)]
-    assert torch.equal(select(embeddings, logits, keep=50, clusters=7, **balance, **prune), expected)
+    balanced = kmeans_balance(embeddings, logits.argmax(1), keep=101, clusters=7, **balance)  # 100.995
+    expected = balanced[prune_by_confidence(logits[balanced], keep=51, **prune)]
+    assert torch.equal(select(embeddings, logits, keep=51, clusters=7, **balance, **prune), expected)
     for options in (balance, prune):
         for name in options:  # each has an effect
             fewer = {n: v for n, v in (balance | prune).items() if n != name}
-            assert not torch.equal(select(embeddings, logits, keep=50, clusters=7, **fewer), expected), name
+            assert not torch.equal(select(embeddings, logits, keep=51, clusters=7, **fewer), expected), name
 
 
 def test_share_zero_is_pruning_alone_and_one_is_kmeans_alone() -> None:
@@ -239,15 +243,12 @@ def test_equal_seeds_give_equal_selections_without_global_draws(global_rng_untou
     first = select(embeddings, logits, **options, generator=3)
     assert torch.equal(first, select(embeddings, logits, **options, generator=3))
     assert not torch.equal(first, select(embeddings, logits, **options, generator=4))
+    for own in ({"kmeans_share": 0.0}, {"strategy": "top"}):
+        one, two = (select(embeddings, logits, **options | own, generator=seed) for seed in (3, 4))
+        assert not torch.equal(one, two)
     generator = torch.Generator().manual_seed(0)
     select(embeddings, logits, **options, generator=generator)
     assert generator.get_state().tolist() != torch.Generator().manual_seed(0).get_state().tolist()
-
-
-def test_gradients_are_not_tracked() -> None:
-    embeddings, logits = pool(20)
-    got = select(embeddings.requires_grad_(), logits.requires_grad_(), keep=5, clusters=2)
-    assert not got.requires_grad
 
 
 E_, L_ = pool(10)
@@ -258,6 +259,8 @@ E_, L_ = pool(10)
     [
         (lambda: select(E_, L_, keep=11), ValueError, "keep must be at most 10"),
         (lambda: select(E_[:9], L_, keep=2), ValueError, "9 and 10 rows"),
+        (lambda: select(E_, L_[:9], keep=2), ValueError, "10 and 9 rows"),
+        (lambda: prune_by_confidence(L_, keep=11), ValueError, "keep must be at most 10"),
         (lambda: select(E_, L_, keep=2, kmeans_share=1.5), ValueError, "kmeans_share"),
         (lambda: select(E_, L_, keep=2, threshold=1.0), ValueError, "threshold must be less than 1"),
         (lambda: select(E_, L_[:, :1], keep=2), ValueError, "at least 2 columns"),
@@ -265,7 +268,7 @@ E_, L_ = pool(10)
         (lambda: kmeans_balance(E_, L_.argmax(1)[:9], keep=2), ValueError, "predicted"),
         (lambda: kmeans_balance(E_, L_, keep=2), TypeError, "predicted"),
         (lambda: prune_by_confidence(L_), ValueError, "either keep or threshold"),
-        (lambda: prune_by_confidence(L_, keep=2, threshold=0.5), ValueError, "either keep or threshold"),
+        (lambda: prune_by_confidence(L_, keep=2, threshold=0.5), ValueError, "got keep=2 and threshold=0.5$"),
         (lambda: prune_by_confidence(L_, threshold=1.0), ValueError, "threshold must be less than 1"),
         (lambda: prune_by_confidence(L_, threshold=-0.1), ValueError, "threshold"),
         (lambda: centroid_distances(E_, batch_size=0), ValueError, "batch_size"),

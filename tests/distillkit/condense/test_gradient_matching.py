@@ -24,8 +24,7 @@ from distillkit.condense import (
     loops_for,
     save_state,
 )
-from distillkit.condense._inner_training import TrainedNetwork
-from distillkit.condense._parameter_gradient import _TwiceDifferentiable, distance_to_target, parameter_gradient
+from distillkit.condense._parameter_gradient import _TwiceDifferentiable, parameter_gradient
 from distillkit.condense.gradient_matching import gradient_matching
 from distillkit.condense.target_gradient import fit_to_gradient
 from distillkit.losses.matching import gradient_distance
@@ -54,39 +53,6 @@ def test_default_loops_are_interpolated_and_rounded_half_up() -> None:
     ipc, inner = [1, 10, 20, 30, 40, 50, 100], [1, 50, 25, 20, 15, 10, 2]
     wanted = np.floor(np.interp(np.arange(1, 201), ipc, inner) + 0.5 + 1e-9)
     assert [loops_for(n) for n in range(1, 201)] == list(enumerate(wanted.astype(int).tolist(), 1))
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 5, 16, None])
-def test_chunked_parameter_gradient_equals_the_whole_one(chunk: int | None) -> None:
-    real = data([4, 3])
-    network = build(convnet(), 0)
-    parameters = list(network.parameters())
-    want = torch.autograd.grad(F.cross_entropy(network(real.images), real.labels), parameters)
-    got = parameter_gradient(network, parameters, *real, chunk=chunk)
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
-        assert not a.requires_grad
-
-
-@pytest.mark.parametrize("metric", ["row_cosine", "mse", "cos"])
-def test_chunked_distance_to_target_is_correct(metric: str) -> None:
-    synthetic = data([3, 2])
-    network = build(convnet(), 0)
-    parameters = list(network.parameters())
-    targets = parameter_gradient(network, parameters, *data([9, 9], seed=1))
-
-    def distance(images: Tensor) -> Tensor:
-        g = torch.autograd.grad(F.cross_entropy(network(images), synthetic.labels), parameters, create_graph=True)
-        return gradient_distance(g, targets, metric=metric)
-
-    value, gradient = distance_to_target(network, parameters, *synthetic, targets, metric=metric)
-    torch.testing.assert_close(value, distance(synthetic.images).detach())
-    for chunk in (1, 2):
-        again = distance_to_target(network, parameters, *synthetic, targets, metric=metric, chunk=chunk)
-        torch.testing.assert_close(again, (value, gradient))
-    way = torch.randn(gradient.shape, generator=derive(2), dtype=torch.float64)
-    ahead, behind = (distance(synthetic.images + sign * 1e-5 * way).detach() for sign in (1, -1))
-    torch.testing.assert_close((ahead - behind) / 2e-5, (gradient * way).sum(), rtol=1e-5, atol=1e-7)
 
 
 class Unused(nn.Module):
@@ -242,7 +208,8 @@ def test_result_equals_the_algorithm_box_and_a_resumed_run_to_the_bit(name: str,
              "init": how["init"] if isinstance(how["init"], str) else "given", "loss": seen[-1][2]}  # fmt: skip
     assert {key: made.info[key] for key in facts} == facts
     for resume in (tmp_path / "state", load_state(tmp_path / "state")):
-        again = run(name, resume=resume, generator=99)
+        with torch.no_grad():  # has no effect on the call
+            again = run(name, resume=resume, generator=99)
         assert torch.equal(again.images, made.images)
         assert again.info == made.info | {"generator": 99}
 
@@ -271,22 +238,6 @@ def test_largest_class_of_a_given_start_determines_the_loops() -> None:
         assert made.info["loops"] == list(loops_for(most))
 
 
-def test_runs_where_the_caller_has_disabled_gradients() -> None:
-    real, network = data([4, 4]), build(convnet(), 0)
-    networks = RandomNetworks(convnet())
-    outside = gradient_matching(
-        real, networks=networks, ipc=1, iterations=1, inner=InnerTraining((2, 1)), augment=DSA()
-    )
-    target = parameter_gradient(network, list(network.parameters()), *real)
-    with torch.no_grad():
-        inside = gradient_matching(
-            real, networks=networks, ipc=1, iterations=1, inner=InnerTraining((2, 1)), augment=DSA()
-        )
-        moved = fit_to_gradient(network, outside, target, steps=1)
-    assert torch.equal(inside.images, outside.images)
-    assert not torch.equal(moved.images, outside.images)
-
-
 def test_no_pass_exceeds_a_chunk_and_all_images_are_matched() -> None:
     sizes: list[int] = []
 
@@ -301,17 +252,6 @@ def test_no_pass_exceeds_a_chunk_and_all_images_are_matched() -> None:
     every = [gradient_matching(data([300, 1]), batch_real=n, **options).images for n in (None, 300, 256)]
     assert torch.equal(every[0], every[1])
     assert not torch.equal(every[0], every[2])
-
-
-def test_fixed_network_with_batch_norm_is_unchanged() -> None:
-    real, model = data([6, 6]), build(convnet(norm="batch"), 0)
-    samplers = (FixedNetwork(model), RandomNetworks(convnet(norm="batch")))
-    assert [len(TrainedNetwork(sampler.draw(derive(0)), None).norms) for sampler in samplers] == [0, 2]
-    model(real.images)
-    before = copy.deepcopy(model.state_dict())
-    gradient_matching(real, networks=FixedNetwork(model), ipc=1, iterations=2, inner=InnerTraining((2, 2)))
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]), name
 
 
 def test_batches_of_one_image_are_refused_where_their_statistics_are_undefined() -> None:
@@ -429,7 +369,8 @@ def test_fit_equals_torch_sgd_on_the_distance_and_a_resumed_run_to_the_bit(name:
              "momentum": options.get("momentum", 0.5), "of": "x", "epsilon": None}  # fmt: skip
     assert facts.items() <= made.info.items()
     assert "a target gradient of unknown origin" in made.info["reason"]
-    again = fit_to_gradient(network.eval().requires_grad_(False), start, target, resume=states[0], **how)
+    with torch.no_grad():
+        again = fit_to_gradient(network.eval().requires_grad_(False), start, target, resume=states[0], **how)
     assert torch.equal(again.images, made.images)
     assert again.info == made.info
     assert torch.equal(fit_to_gradient(network, start, target, **{**how, "steps": 0}).images, start.images)
@@ -501,8 +442,8 @@ ATTENTION = [
 @pytest.mark.parametrize("lead", [(2,), (), (3, 2)])
 def test_unfused_attention_equals_pytorchs_for_all_options(options: dict[str, object], lead: tuple[int, ...]) -> None:
     """The fused implementation is correct, but cannot be differentiated twice."""
-    heads = 1 if "enable_gqa" in options else 4
-    query = torch.randn(*lead, 4, 4, 5, generator=derive(0), dtype=torch.float64)
+    heads = 2 if "enable_gqa" in options else 6
+    query = torch.randn(*lead, 6, 4, 5, generator=derive(0), dtype=torch.float64)
     key, value = torch.randn(2, *lead, heads, 3, 5, generator=derive(1), dtype=torch.float64)
     expected = F.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
     with _TwiceDifferentiable(query):

@@ -4,10 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from distillkit import LabeledImages, Normalization
-from distillkit.augment import DSA
 from distillkit.condense import class_statistics, distribution_matching, images_from_statistics, initial_images
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.rng import derive
@@ -174,24 +172,3 @@ def test_invalid_arguments_are_named() -> None:
             images_from_statistics(means, stds, ipc=1, size=size)
     with pytest.raises(FloatingPointError, match="stds are too large for torch.float32"):
         images_from_statistics(torch.zeros(2, 3), torch.full((2, 3), 3e38), ipc=5, size=(2, 2))
-
-
-def test_classes_divided_over_two_calls_give_equal_bits() -> None:
-    """The start and a condensation with random networks and DSA, with classes 0, 1 and 2, 3 in separate calls.
-
-    With the default chunk, small classes share a pass through the network, which changes the rounding.
-    """
-    draws = torch.Generator().manual_seed(0)
-    data = LabeledImages(torch.randn(40, 1, 8, 8, generator=draws), torch.arange(40) % 4, num_classes=4)
-    networks = RandomNetworks(lambda: ConvNet((1, 8, 8), 4, width=4, depth=1))
-
-    def condensed(classes: list[int], chunk: int | None = 2) -> Tensor:
-        return distribution_matching(
-            data, networks=networks, ipc=2, steps=2, classes=classes, batch_real=5, augment=DSA(),
-            generator=7, chunk=chunk, progress=False,
-        ).images  # fmt: skip
-
-    for make in (lambda c: initial_images(data, 2, classes=c, generator=7).images, condensed):
-        assert torch.equal(torch.cat([make([0, 1]), make([2, 3])]), make([0, 1, 2, 3]))
-    whole = condensed([0, 1, 2, 3], chunk=None)
-    assert torch.allclose(whole, torch.cat([condensed([0, 1], None), condensed([2, 3], None)]), atol=1e-4)

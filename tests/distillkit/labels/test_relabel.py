@@ -87,13 +87,6 @@ def test_relabeled_training_equals_plain_code_for_any_chunk(norm: str, mix: Any,
     assert not any(p.grad is not None and p.grad.any() for p in teacher.parameters())
 
 
-def test_relabeling_ignores_the_labels_of_the_set() -> None:
-    data, options = stripes(12), protocol(Relabel(trained_teacher()))
-    wrong = data.replace(labels=data.labels.flip(0).roll(1))
-    one, two = (train(build(convnet, 0), part, options, generator=1) for part in (data, wrong))
-    assert torch.equal(weights(one), weights(two))
-
-
 @pytest.mark.parametrize("top_k", [None, 1, 2, CLASSES, 5])
 @pytest.mark.parametrize(("mix", "norm", "dropout"), [(CutMix(0.7), "batch", 0.0), (Mixup(0.3), "instance", 0.5)])
 def test_replayed_training_equals_online_relabeling_to_the_bit(

