@@ -74,7 +74,7 @@ class TrainedNetworks(Configurable):
         if state not in self._drawn:
             network = build(self._factory, generator, self._redraw)
             train(network, self._data, self._protocol, generator=generator, progress=self._progress)
-            self._drawn[state] = split(frozen_copy(network)).eval()
+            self._drawn[state] = split(frozen_copy(network).eval())
         return self._drawn[state]
 
     def __repr__(self) -> str:
