@@ -220,7 +220,7 @@ def _note(problems: Problems, kind: str, names: Sequence[str], wrong: Sequence[b
 
 def _in_order(labels: Sequence[str]) -> tuple[str, ...]:
     """Return the different labels, numbers by value and other names in alphabetical order."""
-    found = sorted({label for label in labels if label})
+    found = sorted(set(labels))
     try:
         return tuple(sorted(found, key=float))
     except ValueError:

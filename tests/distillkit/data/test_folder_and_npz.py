@@ -350,7 +350,7 @@ def test_npz_of_rows_and_options(tmp_path: Path) -> None:
     split = load_npz(write_npz(tmp_path, **found), size=8, channels=3, normalization=Normalization([0.5], [0.5]))
     assert split.train.labels.dtype == torch.float32
     assert np.array_equal(split.train.labels.numpy(), found["train_labels"])
-    assert (split.train.num_classes, split.classes) == (4, ("0", "1", "2", "3"))
+    assert (split.train.classes_given, split.classes) == (True, ("0", "1", "2", "3"))
     assert split.train.shape == (3, 8, 8)
     assert split.test.mean == (0.5,)
 
@@ -429,17 +429,27 @@ def rows_of(value: int) -> dict[str, Array]:
 @pytest.mark.parametrize(
     ("found", "match"),
     [
-        ({k: v for k, v in arrays().items() if k != "test_labels"}, r"lacks test_labels; it holds test_images, train_"),
+        (
+            {"train_labels": np.zeros(1), "test_images": np.zeros(1)},
+            "lacks train_images, test_labels; it holds test_images, t",
+        ),
         (bad("val_images", picture(0, 2, 5, 5)), "lacks val_labels"),
         ({}, "it holds nothing"),
         (bad("train_images", picture(0, 6, 5, 5, 4)), r"train_images must be .*got \[\d, 5, 5, 4\]"),
         (bad("train_images", picture(0, 6, 5, 5, 5, 3)), "train_images must be"),
         (bad("train_images", picture(0, 0, 5, 5)), "train_images must be"),
         (bad("test_images", np.zeros((4, 5, 5), np.int64)), "uint8 or float, got int64"),
-        (bad("test_images", np.full((4, 5, 5), 1.5)), r"in \[0, 1\] if float, got 1\.5 to 1\.5"),
+        (
+            bad("test_images", np.linspace(0.5, 1.5, 100).reshape(4, 5, 5)),
+            r"^test_images must .* float, got 0.5 to 1.5",
+        ),
         (bad("test_images", np.full((4, 5, 5), np.nan)), r"in \[0, 1\] if float"),
         (bad("train_labels", np.zeros((5, 1), np.uint8)), r"train_labels must be 6 integers .*uint8 \[5, 1\]"),
         (bad("train_labels", np.zeros(6)), "float64"),
+        (bad("train_labels", np.zeros((6, 2, 2), np.uint8)), "train_labels must be 6 integers"),
+        ({**arrays(val=True), "val_images": np.zeros((2, 5, 5), np.int64)}, "val_images must be uint8 or float"),
+        ({**arrays(val=True), "val_labels": np.zeros((3, 1), np.uint8)}, "val_labels must be 2 integers"),
+        ({**arrays(val=True), "val_labels": np.zeros((2, 4), np.uint8)}, "labels of different kinds"),
         (bad("train_labels", np.full(6, -1)), "labels must be at least 0"),
         (bad("train_labels", np.zeros((6, 4), np.uint8)), "labels of different kinds"),
         (bad("train_labels", np.array([0, 1, 2, 3, 0, 10**9])), "must be class indices from 0, got 1000000000"),
