@@ -41,6 +41,7 @@ from distillkit.sets import as_set
 from distillkit.sets._devices import on_device
 from distillkit.training import Protocol, train
 from tests.distillkit.labels.toys import stripes, trained_teacher
+from tests.refused import refused
 
 SET = LabeledImages(torch.rand(12, 1, 8, 8, generator=derive(0)), torch.arange(12) % 3)
 SHORT = Protocol(epochs=1)
@@ -141,8 +142,7 @@ def test_long_work_shows_one_bar_unless_disabled(name: str, monkeypatch: pytest.
     call()
     words = {line.split(":")[0].strip() for line in screen.getvalue().replace("\n", "\r").split("\r") if "%" in line}
     assert words == {what}
-    with pytest.raises(TypeError, match="progress must be True or False, got 'no'"):
-        call(progress="no")
+    refused(lambda: call(progress="no"), TypeError, "progress must be True or False, got 'no'")
 
 
 UNDRAWN = {"to a target", "herding", "k_center", "train_private", "patches"}

@@ -72,18 +72,6 @@ def test_several_attributes_are_rows_and_84_pixels_the_default(tmp_path: Path) -
     assert load_celeba(tmp_path, attributes="Blond_Hair", size=2, normalization=HALF).test.labels.tolist() == [1, 0, 0]
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"missing img_align_celeba, list_attr_celeba\.txt, identity_CelebA"):
-        load_celeba(tmp_path)
-    write(tmp_path / "celeba")
-    (tmp_path / "celeba" / "img_align_celeba" / "000004.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks 1 pictures, such as 000004\.jpg; get CelebA from https"):
-        load_celeba(tmp_path / "celeba")
-    (tmp_path / "celeba" / "identity_CelebA.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"celeba is not complete in .*: missing identity_CelebA\.txt; get"):
-        load_celeba(tmp_path / "celeba")
-
-
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
@@ -161,15 +149,6 @@ def test_leaf_without_files_or_faces_is_refused(tmp_path: Path) -> None:
 def test_leafs_files_of_another_layout_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"user '99' must have as many names of pictures x and labels y \(0 or 1\)"):
         load_leaf_celeba(leaf(tmp_path, **change))
-
-
-def test_stored_faces_equal_loaded_ones(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"size": (8, 6), "normalization": HALF}
-    opened = open_celeba(write(tmp_path / "celeba"), cache=tmp_path / "cache", **options)
-    require_same(opened, load_celeba(tmp_path / "celeba", **options))
-    pictures(leaf(tmp_path / "leaf") / "raw" / "img_align_celeba")
-    opened = open_leaf_celeba(tmp_path / "leaf", cache=tmp_path / "cache", **options)
-    require_same(opened, load_leaf_celeba(tmp_path / "leaf", **options))
 
 
 def test_celeba_by_name(tmp_path: Path) -> None:

@@ -152,15 +152,6 @@ def test_domains_share_no_picture_between_train_and_test(tmp_path: Path, global_
     assert sorted(kept.tolist()) == [[domain, picture] for domain in range(2) for picture in range(15)]
 
 
-def test_the_clients_of_fedlgd_are_three_parts_of_each_of_nineteen_corruptions(tmp_path: Path) -> None:
-    split = split_cifar10c(write(tmp_path, *CORRUPTIONS), size=2, test_fraction=0.5)
-    columns, labels = split.train.columns, torch.arange(19 * EACH // 2 * 6) % 2
-    domains = columns["domain"].repeat(6)
-    parts = partition.domains_by_dirichlet(labels, domains, min_each=5)
-    assert len(parts) == 57
-    assert [domains[part].unique().tolist() for part in parts] == [[i % 19] for i in range(57)]
-
-
 @pytest.mark.parametrize(("pictures_wanted", "words"), [(0, "pictures must be at least 1"), (21, "pictures must be")])
 def test_invalid_numbers_of_pictures_are_refused(pictures_wanted: int, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):

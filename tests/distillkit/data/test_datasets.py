@@ -194,13 +194,6 @@ def test_colour_turned_grey_is_luma_with_measured_statistics(tmp_path: Path, mon
         assert data.std == pytest.approx(measured.std, abs=1e-6)
 
 
-def test_a_given_normalization_is_used() -> None:
-    half = Normalization([0.5], [0.5])
-    given, default = load("digits", normalization=half).train, load("digits").train
-    assert given.normalization == half
-    torch.testing.assert_close(given.images, default.pixels() * 2 - 1, atol=1e-6, rtol=0)
-
-
 def test_spelling_variants_are_accepted_and_unknown_names_refused(tmp_path: Path) -> None:
     write_idx(tmp_path, "fashionmnist")
     assert len(load("Fashion-MNIST", root=tmp_path).train) == 10

@@ -84,15 +84,6 @@ def test_users_split_between_train_and_test_are_numbered_together(tmp_path: Path
     assert split.train.columns["user"].unique().tolist() == [0, 2, 3]
 
 
-def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"lacks train/\*\.json and test/\*\.json; make them with LEAF's"):
-        load_femnist(tmp_path)
-    write(tmp_path)
-    for file in (tmp_path / "test").iterdir():
-        file.unlink()
-    refused(lambda: load_femnist(tmp_path), FileNotFoundError, r"lacks test/\*\.json; make them with")
-
-
 def wrong(**change: Any) -> dict[str, Any]:
     """Return a file of one user with one change."""
     held = shard({"u": 2}, "train")

@@ -94,11 +94,8 @@ def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> N
     class_folder(tmp_path / "test", ("cow",))
     refused(lambda: load_folder(tmp_path), ValueError, "1 classes that the training split does not have: test/cow")
     (tmp_path / "train" / "cow").mkdir()
-    refused(
-        lambda: load_folder(tmp_path),
-        FileNotFoundError,
-        r"1 missing pictures \(\.png, .*\) in class folders: train/cow$",
-    )
+    with pytest.raises(FileNotFoundError, match=r"1 missing pictures \(\.png, .*\) in class folders: train/cow$"):
+        load_folder(tmp_path)
 
 
 def test_splits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
@@ -175,11 +172,8 @@ def test_links(tmp_path: Path) -> None:
         load_folder(tmp_path / "pets")
     (tmp_path / "pets" / "dog" / "in").mkdir()
     (tmp_path / "pets" / "dog" / "in" / "8.png").symlink_to(tmp_path / "gone.png")
-    refused(
-        lambda: load_folder(tmp_path / "pets"),
-        FileNotFoundError,
-        r"1 missing targets of links; repair or delete them: dog/in/8\.png$",
-    )
+    with pytest.raises(FileNotFoundError, match=r"1 missing targets of links; repair or delete them: dog/in/8\.png$"):
+        load_folder(tmp_path / "pets")
 
 
 def test_missing_folders_are_named(tmp_path: Path) -> None:
@@ -295,9 +289,8 @@ def test_cache_may_not_be_among_the_pictures(tmp_path: Path) -> None:
     class_folder(tmp_path / "pets", each=1)
     (tmp_path / "link").symlink_to(tmp_path / "pets")
     for cache in (tmp_path / "pets", tmp_path / "pets" / "cat" / "cache", tmp_path / "link" / "cache"):
-        refused(
-            partial(open_folder, tmp_path / "pets", cache=cache, test_fraction=0.0), ValueError, "cache must not be in"
-        )
+        with pytest.raises(ValueError, match="cache must not be in"):
+            open_folder(tmp_path / "pets", cache=cache, test_fraction=0.0)
     assert len(open_folder(tmp_path / "pets", cache=tmp_path / "pets-cache", test_fraction=0.0).train) == 2
 
 
@@ -462,18 +455,6 @@ def test_invalid_arrays_are_refused(tmp_path: Path, found: dict[str, Array], mat
     path = write_npz(tmp_path, **found)
     refused(lambda: load_npz(path), ValueError, match)
     refused(lambda: open_npz(path, cache=tmp_path / "cache", progress=False), ValueError, match)
-
-
-def test_other_files_than_npz_are_refused(tmp_path: Path) -> None:
-    refused(lambda: load_npz(tmp_path / "nothing.npz"), FileNotFoundError, "no file")
-    (tmp_path / "a.npz").write_bytes(b"hello")
-    np.save(tmp_path / "b.npy", np.zeros(3))
-    whole = write_npz(tmp_path, **arrays()).read_bytes()
-    (tmp_path / "c.npz").write_bytes(whole[: len(whole) // 2])
-    np.savez(tmp_path / "d.npz", train_images=np.array([None, {}], dtype=object))
-    for name in ("a.npz", "b.npy", "c.npz", "d.npz"):
-        with pytest.raises(ValueError, match=rf"{name} is damaged or not an \.npz"):
-            load_npz(tmp_path / name)
 
 
 def test_a_damaged_npz_is_closed_again(tmp_path: Path) -> None:

@@ -160,9 +160,8 @@ def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
     torch.save((X, Y, 0.0), tmp_path / "c.pt")
     assert load_set(tmp_path / "c.pt", normalization=CIFAR).info["lr_student"] == 0
     refused(lambda: load_set(tmp_path / "d.pt", normalization=CIFAR), FileNotFoundError, "d.pt does not exist")
-    refused(
-        lambda: load_set("cifar10-dm-3"), FileNotFoundError, "no set .*'cifar10-dm-3'; shipped sets: digits-c.*, fash"
-    )
+    with pytest.raises(FileNotFoundError, match="no set .*'cifar10-dm-3'; shipped sets: digits-c.*, fash"):
+        load_set("cifar10-dm-3")
 
 
 def test_own_files_and_folders_of_pictures(tmp_path: Path) -> None:

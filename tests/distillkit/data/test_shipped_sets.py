@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from distillkit import LabeledImages, evaluate
+from distillkit import LabeledImages
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.data import load, load_set, set_cards, set_files
-from distillkit.networks import ConvNet
 from distillkit.normalization import IDENTITY
 from distillkit.training import Protocol
 
@@ -68,15 +66,6 @@ def test_files_that_copy_training_images_have_no_images() -> None:
 
 def _format(path: Path) -> str:
     return "distillkit.ImageIndex/1" if "dataset" in set_files._facts(path) else "distillkit.LabeledImages/1"
-
-
-def test_shipped_sets_are_evaluated_like_others() -> None:
-    small = load_set("digits-dm-10")
-    test = load("digits", size=16).test
-    protocol = Protocol(epochs=15, batch=25)
-    network = partial(ConvNet, (1, 16, 16), 10, width=8, depth=2)
-    result = evaluate.evaluate(small, test, network, num_networks=1, protocol=protocol, progress=False)
-    assert result.accuracy > 0.5
 
 
 def test_rows_of_other_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,23 +58,6 @@ def test_a_competition_is_read(tmp_path: Path, global_rng_untouched: None) -> No
     assert not whole.classes_given
 
 
-@pytest.mark.parametrize("hold_out", ["random", "content"])
-def test_equals_the_folder_of_the_same_pictures(hold_out: Any, tmp_path: Path) -> None:
-    """With "content", the same pictures are held out, whatever they and their folder are called."""
-    table = competition(tmp_path)
-    for i, animal in enumerate(ANIMALS):
-        save(tmp_path / "sorted" / animal / f"{i:03d}.png", picture(i))
-    options: dict[str, Any] = {"hold_out": hold_out, "normalization": IDENTITY, "test_fraction": 0.4}
-    by_table = load_table(table, folder=tmp_path / "train", **options)
-    by_folder = load_folder(tmp_path / "sorted", **options)
-    assert by_table.classes == by_folder.classes
-    for one, other in zip(by_table, by_folder, strict=True):
-        assert one.counts().tolist() == other.counts().tolist()
-        assert hold_out == "random" or sorted(one.images.sum((1, 2, 3)).tolist()) == sorted(
-            other.images.sum((1, 2, 3)).tolist()
-        )
-
-
 FORMS: dict[str, Callable[[Path], Any]] = {
     "csv": lambda path: path,
     "tsv": lambda path: written(path, ".tsv"),
@@ -133,20 +116,15 @@ def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
             frame = frame[[second, first]].set_axis([first, second], axis=1)
         assert same(load_table(frame, folder=tmp_path / "train", normalization=HALF))
     wide = pd.DataFrame({"key": [f"{i:03d}.png" for i in range(12)], "b": ANIMALS, "c": ANIMALS[::-1]})
-    refused(
-        lambda: load_table(wide), TypeError, 'no column is the image among key, b, c; name it: image="..." or label='
-    )
+    with pytest.raises(TypeError, match='no column is the image among key, b, c; name it: image="..." or label='):
+        load_table(wide)
     refused(lambda: load_table(wide, image="key"), TypeError, "no column is the label among key, b, c")
-    refused(
-        lambda: load_table(wide, image="nope"), ValueError, "image must be one of the columns key, b, c, got 'nope'"
-    )
+    with pytest.raises(ValueError, match="image must be one of the columns key, b, c, got 'nope'"):
+        load_table(wide, image="nope")
     for name in ("split", "user"):
         wrong: dict[str, Any] = {name: "nope"}
-        refused(
-            lambda wrong=wrong: load_table(wide, image="key", label="b", **wrong),
-            ValueError,
-            f"{name} must be one .*, got 'nope'",
-        )
+        with pytest.raises(ValueError, match=f"{name} must be one .*, got 'nope'"):
+            load_table(wide, image="key", label="b", **wrong)
     for wrong in ({"label": ["b", "nope"]}, {"label": "b", "user": "split"}, {"label": "b", "background": 2.0}):
         for read in (load_table, open_table):
             refused(lambda w=wrong, r=read: r(wide, image="key", **w), ValueError, "^(label|user|background) must be")
@@ -170,11 +148,8 @@ def test_splits_and_owners(tmp_path: Path) -> None:
     assert moved.validation is not None
     assert np.array_equal(bytes_of(moved.test.pixels()), np.stack([picture(i) for i in (3, 7, 11)]))
     frame["split"] = "test"
-    refused(
-        lambda: load_table(frame, folder=tmp_path / "train"),
-        ValueError,
-        "12 rows of other splits than train, by the column split",
-    )
+    with pytest.raises(ValueError, match="12 rows of other splits than train, by the column split"):
+        load_table(frame, folder=tmp_path / "train")
 
 
 def test_numbers_are_ordered_by_value_and_keep_zeros(tmp_path: Path) -> None:
@@ -205,11 +180,8 @@ def test_several_label_columns_are_rows(tmp_path: Path) -> None:
     assert (alone.labels.tolist(), alone.class_names) == ([[1.0], [0.0]] * 6, ("a",))
     frame["b"] = frame["b"].astype(object)
     frame.loc[3, "b"] = "x"
-    refused(
-        lambda: load_table(frame, label=["b", "a"], folder=tmp_path / "train"),
-        ValueError,
-        "1 rows whose labels are no numbers: 003",
-    )
+    with pytest.raises(ValueError, match="1 rows whose labels are no numbers: 003"):
+        load_table(frame, label=["b", "a"], folder=tmp_path / "train")
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
@@ -242,9 +214,8 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     }
     assert any(line.endswith("valid, validation: unknown") for line in lines)
     assert any(line.endswith("; keep one row of each: 008, 008") for line in lines)
-    refused(
-        lambda: open_table(frame, folder=train, cache=tmp_path / "c"), ValueError, "train cannot be read as one set"
-    )
+    with pytest.raises(ValueError, match="train cannot be read as one set"):
+        open_table(frame, folder=train, cache=tmp_path / "c")
 
 
 def test_missing_pictures_name_the_folder_that_has_them(tmp_path: Path) -> None:
@@ -293,11 +264,8 @@ def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     inside = pd.DataFrame({"image": [{"bytes": b"", "path": None}], "label": [0]})
     refused(lambda: load_table(inside), TypeError, r"holds pictures, not files; read it with as_set\(pandas")
     monkeypatch.setitem(sys.modules, "pandas", None)
-    refused(
-        lambda: load_table(tmp_path / "c.csv"),
-        ImportError,
-        r"load_table needs pandas: pip install 'distillkit\[data\]'",
-    )
+    with pytest.raises(ImportError, match=r"load_table needs pandas: pip install 'distillkit\[data\]'"):
+        load_table(tmp_path / "c.csv")
 
 
 def test_full_names_beat_names_without_ending_and_words_for_nothing_are_labels(tmp_path: Path) -> None:

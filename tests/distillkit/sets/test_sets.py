@@ -96,20 +96,6 @@ def test_strided_shared_and_differentiable_tensors_are_saved(tmp_path: Path) -> 
     assert torch.equal(loaded.columns["same"], images)
 
 
-def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make().save(tmp_path / "set.safetensors")
-    before = path.read_bytes()
-
-    def full(tensors: Any, filename: Path, metadata: Any = None) -> None:
-        Path(filename).write_bytes(b"half")
-        raise safetensors.SafetensorError("No space left on device")
-
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
-    refused(lambda: make(seed=1).save(path), OSError, r"cannot write .*set\.safetensors: No space left")
-    assert path.read_bytes() == before
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 def test_invalid_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="should hold a saved LabeledImages"):
         LabeledImages.load(tmp_path / "none.safetensors")
@@ -138,14 +124,6 @@ def test_unknown_part_is_refused() -> None:
 
 
 # Reading
-
-
-@given(sets)
-def test_set_unpacks_and_works_with_a_tensor_dataset(data: LabeledImages) -> None:
-    images, labels = data
-    assert images is data.images
-    assert labels is data.labels
-    assert len(TensorDataset(*data)) == len(data) == len(images)
 
 
 def test_set_works_with_a_data_loader() -> None:
@@ -253,16 +231,6 @@ def test_pixels_are_clamped_and_renormalizing_is_not() -> None:
     data = LabeledImages(torch.tensor([-9.0, 0.0, 9.0]).view(1, 1, 1, 3), torch.tensor([0]), normalization=HALF)
     assert data.pixels().flatten().tolist() == [0.0, 0.5, 1.0]
     assert data.renormalize(IDENTITY).images.flatten().tolist() == [-1.75, 0.5, 2.75]
-
-
-@given(st.integers(0, 4), st.booleans(), st.booleans())
-def test_renormalizing_back_and_forth_changes_nothing(n: int, zca: bool, columns: bool) -> None:
-    data = make(n, zca=zca, columns=columns, dtype=torch.float64)
-    there = data.renormalize(HALF)
-    assert there.normalization == HALF
-    assert torch.allclose(there.pixels(), data.pixels(), atol=1e-5)
-    assert torch.allclose(there.renormalize(data.normalization).images, data.images, atol=1e-5)
-    assert list(there.columns) == list(data.columns)
 
 
 def test_to_converts_images_and_rows_but_not_classes() -> None:
@@ -382,9 +350,8 @@ def test_as_set_accepts_tensors_or_a_set() -> None:
     large = LabeledImages.from_dataset(list(zip(grey, Y)), size=2, normalization=HALF).images
     assert large.flatten(1).tolist() == [[-2.0] * 4, [2.0] * 4]
     for pair in ([X, Y], (X, Y)):
-        refused(
-            lambda pair=pair: LabeledImages.from_dataset(pair), TypeError, "dataset must be a torch.utils.data.Dataset"
-        )
+        with pytest.raises(TypeError, match="dataset must be a torch.utils.data.Dataset"):
+            LabeledImages.from_dataset(pair)
     refused(lambda: LabeledImages.from_dataset(Subset(data, [0]), size=2), TypeError, "but dataset is a LabeledImages")
 
 
@@ -395,9 +362,8 @@ def test_as_set_refuses_contradictions() -> None:
     refused(lambda: as_set(data, num_classes=3), ValueError, "num_classes=3, but the set has 2")
     with pytest.raises(ValueError, match=r"normalization is mean \(0\.5\) .*, but the set's is pixels"):
         as_set(data, normalization=HALF)
-    refused(
-        lambda: as_set(data.replace(normalization=Normalization([0.5], [0.5])), normalization=HALF), ValueError, "set's"
-    )
+    with pytest.raises(ValueError, match="set's"):
+        as_set(data.replace(normalization=Normalization([0.5], [0.5])), normalization=HALF)
     overwritten = LabeledImages(X.clone(), Y)
     overwritten.images[1] = torch.nan
     refused(lambda: as_set(overwritten), ValueError, "finite")
