@@ -194,16 +194,6 @@ def test_colour_turned_grey_is_luma_with_measured_statistics(tmp_path: Path, mon
         assert data.std == pytest.approx(measured.std, abs=1e-6)
 
 
-def test_spelling_variants_are_accepted_and_unknown_names_refused(tmp_path: Path) -> None:
-    write_idx(tmp_path, "fashionmnist")
-    assert len(load("Fashion-MNIST", root=tmp_path).train) == 10
-    with pytest.raises(ValueError, match=r"name must be one of digits, mnist.*got 'ImageNet'; load your own pictures"):
-        load("ImageNet")
-    for options in ({"size": 0}, {"size": (8, 0)}, {"channels": 2}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            load("digits", **options)  # type: ignore[arg-type]
-
-
 def test_the_root_comes_from_the_argument_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_idx(tmp_path / "there", "mnist")
     monkeypatch.setenv("DISTILLKIT_DATA", str(tmp_path / "there"))

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from distillkit import Normalization
@@ -70,20 +69,6 @@ def test_a_set_gives_its_pixels_labels_and_classes(name: str, tmp_path: Path) ->
     assert DATASETS[name].shape == split.train.shape
     assert split.train.labels.ndim == (2 if name == "chestmnist" else 1)
     assert split.classes == CLASSES[name]
-
-
-def test_larger_pictures_have_files_of_their_own(tmp_path: Path) -> None:
-    write(tmp_path, "pathmnist")
-    write(tmp_path, "pathmnist", side=64)
-    assert load("pathmnist", root=tmp_path).train.shape == (3, 28, 28)
-    for name in ("pathmnist_64", "PathMNIST-64"):
-        split = load(name, root=tmp_path)
-        assert split.train.shape == (3, 64, 64)
-        assert split.train.info["dataset"] == "pathmnist_64"
-        assert split.classes == CLASSES["pathmnist"]
-    small = load("pathmnist_64", root=tmp_path, size=8, channels=1).train
-    assert small.shape == (1, 8, 8)
-    assert small.images.dtype == torch.float32
 
 
 @pytest.mark.parametrize("download", [False, True])

@@ -60,14 +60,6 @@ class Rows(Named):
         return image, torch.eye(3)[label]
 
 
-def test_names_give_the_class_count() -> None:
-    some = LabeledImages(X[:1], Y[:1], class_names=list(NAMES))
-    assert (some.num_classes, some.classes_given, some.class_names) == (3, True, NAMES)
-    assert LabeledImages(X, Y).class_names == ()
-    assert LabeledImages.from_pixels(X, Y, class_names=NAMES).class_names == NAMES
-    assert LabeledImages(X, torch.full((9, 3), 1 / 3), class_names=NAMES).class_names == NAMES
-
-
 @pytest.mark.parametrize(
     ("names", "words"),
     [

@@ -210,14 +210,6 @@ def test_info_is_a_copy() -> None:
 # Pixels and spaces
 
 
-@given(st.integers(0, 4), st.integers(1, 3))
-def test_from_pixels_and_pixels_are_inverse(n: int, channels: int) -> None:
-    pixels = torch.rand(n, channels, 2, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    data = LabeledImages.from_pixels(pixels, torch.zeros(n, dtype=torch.long), normalization=HALF, num_classes=1)
-    assert torch.allclose(data.images, (pixels - 0.5) / 0.25)
-    assert torch.allclose(data.pixels(), pixels)
-
-
 @pytest.mark.parametrize("value", [255.0, 1.01, -0.01])
 def test_out_of_range_floats_are_refused_as_pixels(value: float) -> None:
     pixels = torch.tensor([0.5, value]).view(1, 1, 1, 2)
@@ -381,14 +373,6 @@ def test_set_records_whether_its_class_count_was_given() -> None:
     assert not LabeledImages.concatenate([given, derived]).classes_given
     assert as_set(derived, num_classes=5).num_classes == 5
     assert as_set(derived, num_classes=2).classes_given
-
-
-def test_normalization_records_whether_it_was_measured() -> None:
-    pixels = torch.rand(6, 1, 3, 2, generator=torch.Generator().manual_seed(0))
-    own, public = Normalization.of(pixels), Normalization.of(pixels, public=True)
-    assert (own.measured, public.measured, HALF.measured) == (True, False, False)
-    assert own == public  # the map is the same
-    assert Normalization(own.mean, own.std, ZCA.fit(pixels)).measured
 
 
 def test_repr_is_short_for_any_info() -> None:
