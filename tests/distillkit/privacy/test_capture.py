@@ -454,6 +454,7 @@ STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda x: x.t().as_strided((4, 3), (1, 4)),
     "other order": lambda x: x.t().as_strided((3, 4), (4, 1)),
     "other shape": lambda x: x.as_strided((2, 6), (6, 1)),
+    "of three dimensions": lambda x: x.view(3, 2, 2).as_strided((2, 2, 3), (2, 1, 4)),
     "columns first": lambda x: x.as_strided((2, 6), (1, 2)),
     "overlapping": lambda x: x.as_strided((5, 4), (2, 1)),
     "written": lambda x: torch.as_strided_scatter(x, x[:2, :2] ** 3, (2, 2), (5, 2), 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from fractions import Fraction
 
@@ -131,8 +132,9 @@ def test_half_precision_is_refused_before_a_charge(dtype: torch.dtype) -> None:
     real = LabeledImages(torch.zeros(8, 1, 4, 4, dtype=dtype), torch.arange(8) % 2, num_classes=2)
     ledger = Ledger()
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2)).to(dtype)
-    with pytest.raises(PrivacyError, match="float32 or float64"):
-        train_private(model, real, size=8, sigma=1.0, steps=1, ledger=ledger)
+    for network in (model, copy.deepcopy(model).float()):
+        with pytest.raises(PrivacyError, match="float32 or float64"):
+            train_private(network, real, size=8, sigma=1.0, steps=1, ledger=ledger)
     with pytest.raises((PrivacyError, TypeError)):
         image_sgd(real, size=8, sigma=1.0, steps=1, ipc=1, ledger=ledger)
     assert ledger.events == ()
