@@ -407,7 +407,7 @@ def keeping(how: str) -> Function:
         elif how == "out":
             torch.mul(x.detach().view(4, 4).repeat(4, 1), 1.0, out=module.queue)
         elif how == "foreach":
-            torch._foreach_add_([module.mean], [x.detach().flatten()[:3]])
+            torch._foreach_add_([torch.zeros(3).to(x), module.mean], [x.detach().flatten()[:3]] * 2)
         elif how == "list":
             KEPT.append(x.tolist())
         elif how == "storage":
