@@ -82,6 +82,7 @@ class Alone(nn.Module):
         super().__init__()
         self.function, self.classifier, self.count, self.seen = function, nn.Linear(16, 3), 0, [0]
         self.register_buffer("moved", torch.zeros(()))
+        self.classifier.kept = torch.zeros(())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.function(self, x).flatten(1))
@@ -138,6 +139,8 @@ def store(name: str) -> Callable[[Any, Tensor], Tensor]:
             module.classifier.last = x.detach()
         elif name == "list":
             module.seen.append(x)
+        elif name == "tensor":
+            module.classifier.kept.add_(x.detach().sum())
         else:
             module.classifier.weight.data.add_(x.mean())
         return x
@@ -155,6 +158,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], type[Exception], str]]
     "writes a buffer": (store("moved"), BatchStatistics, "changes moved"),
     "replaces a buffer": (store("replaced"), BatchStatistics, "changes moved"),
     "stores an attribute": (store("attribute"), BatchStatistics, "changes classifier.last"),
+    "writes a plain tensor": (store("tensor"), BatchStatistics, "changes classifier.kept"),
     "stores records": (store("list"), BatchStatistics, "changes seen"),
     "writes a weight": (store("weight"), BatchStatistics, "changes classifier.weight"),
     "batch norm": (lambda m, x: F.batch_norm(x, None, None, training=True), BatchStatistics, "statistics of a batch"),
