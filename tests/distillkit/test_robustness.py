@@ -74,6 +74,7 @@ def test_pgd_and_fgsm_equal_the_algorithm_pixel_by_pixel(steps: int, size: float
         wanted.append(found)
     one = PGD(epsilon, steps=steps, step_size=size, random_start=start)
     assert torch.allclose(apply(one, x, network, labels), torch.stack(wanted), rtol=0, atol=1e-9)
+    assert not x.requires_grad
     once = torch.stack([image + epsilon * slope(image, label) for image, label in zip(x, labels, strict=True)])
     assert torch.allclose(apply(FGSM(epsilon), x, network, labels), once.clamp(0, 1), rtol=0, atol=1e-12)
 

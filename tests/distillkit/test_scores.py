@@ -157,6 +157,9 @@ def test_held_out_images_are_a_share_of_each_class_and_no_training_image(share: 
     [
         ({"protocol": replace(PROTOCOL, augment=None)}, "protocol must have an augmentation"),
         ({"whole": "dm"}, "must be a Protocol"),
+        ({"protocol": "dm"}, "^protocol must be a Protocol"),
+        ({"search": 3}, "^search must be a list of mappings"),
+        ({"real": 3}, "^real must be"),
         ({"search": []}, "search must hold at least one mapping"),
         ({"search": [{}, 3]}, r"^search\[1\] must map"),
         ({"search": [{"learning_rate": 1}]}, "^search"),
@@ -185,6 +188,7 @@ def test_wrong_arguments_are_named_before_the_first_training(
 def test_per_cent_are_refused(function: Any) -> None:
     names = [*inspect.signature(function).parameters]
     for name in names:
+        refused(lambda n=name: function(**{**dict.fromkeys(names, 0.5), n: "0.5"}), TypeError, f"^{name} must be")
         for wrong in (48.9, 1.001, -0.001):
             text = f"^{name} must be a fraction in .0, 1., got {wrong}; divide per cent by 100"
             refused(lambda n=name, x=wrong: function(**{**dict.fromkeys(names, 0.5), n: x}), ValueError, text)

@@ -91,7 +91,8 @@ def test_no_unneeded_gradients_are_computed() -> None:
 
 def test_without_double_backward_it_equals_pytorch() -> None:
     images, weight = torch.randn(2, 3, 5, 5, generator=derive(0)), torch.randn(4, 3, 3, 3, generator=derive(1))
-    assert torch.equal(convolve(images, images, weight, padding="same"), F.conv2d(images, weight, padding=1))
+    dilated = convolve(images, images, weight, padding="same", dilation=2)
+    assert torch.equal(dilated, F.conv2d(images, weight, padding=2, dilation=2))
     assert not convolve(images, images, weight).requires_grad
     single = images[0].clone().requires_grad_()
     assert torch.autograd.grad(convolve(single, single, weight).sum(), single)[0].shape == single.shape

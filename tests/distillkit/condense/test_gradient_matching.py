@@ -84,7 +84,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "batch norm, views": {"networks": RandomNetworks(convnet("batch", 4)), "augment": DSA("flip"), "ipc": 1},
     "untracked": {"networks": FixedNetwork(build(untracked, 0))},
     "fixed": {"networks": FixedNetwork(build(convnet("batch", 4), 0))},
-    "unused": {"networks": RandomNetworks(lambda: Unused().double()), "init": "statistics"},
+    "unused": {"networks": RandomNetworks(lambda: Unused().double()), "init": "statistics", "chunk": 1},
     "given": {"init": GIVEN, "inner": InnerTraining(lr=0.02), "iterations": 1},
     "tiles": {"parametrize": Tiles(2), "augment": DSA("flip_crop"), "ipc": 1, "lr": None},
     "given tiles": {"parametrize": Tiles(2), "init": Tiles(2).pack(REAL[(REAL.labels == 3).nonzero().flatten()[:4]])},
@@ -287,11 +287,14 @@ def test_networks_of_another_dtype_and_divergence_are_refused() -> None:
     detached = lambda images, generator, siamese: images.detach()  # noqa: E731
     for changes, words in (
         ({"networks": RandomNetworks(convnet(classes=3))}, "networks must return 2 logits"),
+        ({"networks": convnet()()}, "^networks must be"),
+        ({"inner": (2, 1)}, r"^inner must be an InnerTraining\(.*got tuple$"),
         ({"augment": detached}, "augment must be differentiable with respect to its images"),
         *(({"inner": InnerTraining(given)}, words) for given, words in loops.items()),
     ):
         how = {"networks": RandomNetworks(convnet()), "ipc": 1, "iterations": 1, **changes}
-        with share_of("over_classes"), pytest.raises(ValueError, match=words) if words else contextlib.nullcontext():
+        expected = pytest.raises((TypeError, ValueError), match=words) if words else contextlib.nullcontext()
+        with share_of("over_classes"), expected:
             gradient_matching(real, init="real", **how)
     with pytest.raises(ValueError, match="float32"):
         gradient_matching(real.to(dtype=torch.float32), networks=RandomNetworks(convnet()), ipc=1, iterations=1)
@@ -412,8 +415,9 @@ def test_fit_to_gradient_refuses_mismatched_targets() -> None:
     for few in (target[:-1], [*target, target[0]]):
         words = f"^target must hold a tensor for each of the {len(target)} parameters, got {len(few)}$"
         refused(lambda t=few: fit_to_gradient(network, start, t), ValueError, words)
-    with pytest.raises(ValueError, match="no parameters of the network: mask"):
-        fit_to_gradient(network, start, {"mask": target[0]})
+    with pytest.raises(ValueError, match="no parameters of the network: hat, mask$"):
+        fit_to_gradient(network, start, {"mask": target[0], "hat": target[0]})
+    refused(lambda: fit_to_gradient(network, 3, target), TypeError, "^synthetic must be")  # type: ignore[arg-type]
     for wrong, words in (
         (torch.zeros(3), r"a tensor \[2\], got \[3\]"), (torch.zeros(2, 1), r"a tensor \[2\], got \[2, 1\]"),
         ([0.0, 0.0], r"a tensor \[2\], got list"), (torch.tensor([1.0, torch.nan]), "finite, got NaN or Inf"),

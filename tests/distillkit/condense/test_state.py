@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_saved_state_is_restored_bitwise_without_temporary_files(tmp_path: Path)
 def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
     path = save_state(tmp_path / "run.safetensors", state())
     with pytest.raises(TypeError, match="state must be"):
-        save_state(path, {"images": "no tensor"})  # type: ignore[dict-item]
+        save_state(path, {"images": torch.zeros(2), "step": 3})  # type: ignore[dict-item]
     assert int(load_state(path)["step"]) == 3
     assert list(tmp_path.iterdir()) == [path]
 
@@ -56,7 +57,7 @@ def test_foreign_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
 def test_resuming_requires_equal_arguments_and_no_fewer_steps(tmp_path: Path) -> None:
     assert restore_state(None, ARGUMENTS, 5) is None
     path = save_state(tmp_path / "run", state())
-    for given in (state(), path, str(path)):
+    for given in (state(), MappingProxyType(state()), path, str(path)):
         found = restore_state(given, ARGUMENTS, 3)
         assert found is not None
         assert int(found["step"]) == 3

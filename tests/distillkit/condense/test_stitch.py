@@ -132,8 +132,9 @@ def test_an_observer_at_the_level_of_chance_is_refused() -> None:
         stitch(data, observer=Reordered(trained_teacher()), ipc=1)
     with pytest.raises(ValueError, match=r"observer is right on .* not clearly better than chance"):
         stitch(data, observer=build(convnet, 1), ipc=1)
-    with pytest.raises(TypeError, match="observer must be a trained network"):
-        stitch(data, observer=convnet, ipc=1)  # type: ignore[arg-type]
+    for wrong, came in ((convnet, "function"), (nn.Flatten, "the class Flatten")):
+        with pytest.raises(TypeError, match=rf"^observer must be a trained network \(nn.Module\), got {came}$"):
+            stitch(data, observer=wrong, ipc=1)  # type: ignore[arg-type]
 
 
 def test_small_pools_and_classes() -> None:
@@ -141,6 +142,7 @@ def test_small_pools_and_classes() -> None:
     with pytest.raises(ValueError, match=r"pool must be at least ipc \* factor\*\*2 = 6"):
         stitch(data, observer=teacher, ipc=6, pool=5)
     assert len(stitch(data, observer=teacher, ipc=6, pool=6, min_scale=0.0)) == 18
+    assert stitch(data.to(dtype=torch.float64), observer=teacher, ipc=1).images.dtype == torch.float64
     oblong = LabeledImages(torch.rand(9, 1, 9, 6), torch.zeros(9, dtype=torch.int64))
     with pytest.raises(ValueError, match="factor must be at most the shorter side of the images, 6, got 7"):
         stitch(oblong, observer=Dark(), factor=7)

@@ -329,4 +329,4 @@ def test_contradicting_files_of_labels_are_refused(tensors: Any, facts: Any, wor
     found, metadata = read_tensors(path, kind="distillkit.StoredLabels/1", content="labels")
     kept = {name: value for name, value in (found | tensors).items() if value is not None}
     write_tensors(path, kept, metadata | {"facts": json.dumps(json.loads(metadata["facts"]) | facts)})
-    refused(lambda: StoredLabels.load(path), ValueError, f"is damaged: .*{re.escape(words)}")
+    refused(lambda: StoredLabels.load(path), ValueError, f"^{re.escape(str(path))} is damaged: .*{re.escape(words)}")
