@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp
 
@@ -59,6 +59,7 @@ def test_exact_gaussian_equals_numerical_integration(sigma: float, delta: float)
 
 
 @settings(max_examples=15)
+@example(0.0, -3.0, 1e-9, 1)
 @given(st.floats(-4, 3), st.floats(-3, 4), st.sampled_from([0.4, 1e-3, 1e-5, 1e-9]), st.integers(1, 50))
 def test_sigma_and_epsilon_are_inverse_and_never_round_down(
     log_sigma: float, log_epsilon: float, delta: float, releases: int
@@ -149,8 +150,10 @@ def test_plan_has_the_least_noise_that_keeps_the_target(
     assert plan.snr(500, 1) == pytest.approx(rate * 500 / plan.sigma)
     if spent:
         before = compose(spent, 1e-6, accountant=accountant).epsilon
-        words = f"epsilon={before:g} is the target, but {before:.4g} is spent already"
-        refused(lambda: plan_noise(before, 1e-6, spent=spent, accountant=accountant), NotAccountable, words)
+        for target in (before, before / 2):
+            words = f"epsilon={target:g} is the target, but {before:.4g} is spent already"
+            over = functools.partial(plan_noise, target, 1e-6, spent=spent, accountant=accountant)
+            refused(over, NotAccountable, words)
     else:
         assert resolve_sigma(4.0, None, delta=1e-6, count=count, rate=rate) == (
             plan_noise(4.0, 1e-6, count=count, rate=rate).sigma
@@ -181,7 +184,8 @@ def test_empty_run_costs_nothing_and_no_noise_is_infinite() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spend", "delta"), [((5.0, 0.01, 10**6), 1e-9), ((1.0, 0.05, 200), 1e-15), ((2e-3, 0.5, 1), DELTA)]
+    ("spend", "delta"),
+    [((50.0, 1e-3, 10**8), 1e-5), ((5.0, 0.01, 10**6), 1e-9), ((1.0, 0.05, 200), 1e-15), ((2e-3, 0.5, 1), DELTA)],
 )
 def test_rdp_replaces_pld_where_the_grid_is_too_large_or_not_accurate(
     spend: tuple[float, float, int], delta: float
@@ -234,7 +238,7 @@ def test_pld_closes_the_gap_of_rdp(spends: list[tuple[float, float, int]], delta
 
 
 def test_pld_is_never_below_the_closed_form() -> None:
-    for sigma, count in ((2.0, 1), (5.0, 40), (20.0, 1000)):
+    for sigma, count in ((2.0, 1), (5.0, 40), (20.0, 1000), (2000.0, 4)):
         exact = compose([(sigma, 1.0, count)], DELTA).epsilon
         assert exact <= compose([(sigma, 1.0, count)], DELTA, accountant="pld").epsilon <= 1.005 * exact
 
@@ -281,6 +285,12 @@ def test_rdp_of_many_kinds_is_an_upper_bound_and_exact_at_integers(order: float)
     spends = [(0.8 + i / 7, 0.01 if i % 2 else 0.4, 1 + i) for i in range(30)]
     many = compose(spends, DELTA, order=order).epsilon
     rest = _rdp_at((), DELTA, order)
-    wanted = max(0.0, rest + sum(_rdp_at((spend,), DELTA, order) - rest for spend in spends))
-    assert many >= wanted * (1 - 1e-9)
-    assert many <= wanted * (1.3 if order % 1 else 1 + 1e-9) or order < 2
+
+    def moment(order: float) -> float:
+        free = _rdp_at((), DELTA, order) if order > 1 else 0.0
+        return (order - 1) * sum(_rdp_at((spend,), DELTA, order) - free for spend in spends) if order > 1 else 0.0
+
+    low = float(math.floor(order))
+    between = moment(low) + (order - low) * (moment(low + 1) - moment(low))
+    assert many == pytest.approx(max(0.0, rest + between / (order - 1)), rel=1e-9)
+    assert many >= rest + moment(order) / (order - 1) - 1e-9

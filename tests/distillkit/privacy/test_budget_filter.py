@@ -121,6 +121,7 @@ def test_groups_cover_the_releases_at_the_ends_of_their_cells(most: int) -> None
     groups = _grouped(tuple(kinds), most)
     assert len(groups) <= most
     assert sum(count for _, _, count in groups) == len(kinds)
+    assert sum(n / s**2 for s, _, n in groups) <= 1.3 * sum(n / s**2 for s, _, n in kinds)
     for level in (1.5, 2.0, 3.3):
         assert sum(n for s, _, n in groups if s <= level) >= sum(n for s, _, n in kinds if s <= level)
     assert min(rate for _, rate, _ in groups) >= min(rate for _, rate, _ in kinds)
