@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from distillkit import LabeledImages
 from distillkit.generate.separability import separability
 from distillkit.generate.stylegan_noise import upsampled_gaussian
 from distillkit.networks import ConvNet
 from distillkit.rng import as_generator
+from distillkit.training import accuracy
 
 EASY = upsampled_gaussian(3, 24, 16, 2)
 
@@ -52,12 +54,15 @@ def test_depth_follows_from_the_shorter_side_and_options_reach_the_training(
     made = lambda *args, **options: depths.append(options["depth"]) or ConvNet(*args, **options)  # noqa: E731
     monkeypatch.setattr(module, "ConvNet", made)
     monkeypatch.setattr(
-        module, "train", lambda network, data, protocol, **how: told.append((protocol, how["generator"]))
+        module, "train", lambda network, data, protocol, **how: told.append((network, data, protocol, how["generator"]))
     )
-    draws, images = as_generator(1), torch.rand(4, 1, *size, generator=as_generator(0))
-    separability(images, torch.arange(4) % 2, epochs=7, lr=0.2, batch=3, generator=draws)
+    draws, images, labels = as_generator(1), torch.rand(37, 1, *size, generator=as_generator(0)), torch.arange(37) % 3
+    found = separability(images, labels, epochs=7, lr=0.2, batch=3, generator=draws)
     assert set(depths) == {depth}
-    [(protocol, generator)] = told
+    [(network, half, protocol, generator)] = told
+    rest = [i for i, image in enumerate(images) if not any(torch.equal(image, own) for own in half.images)]
+    assert len(rest) == 18
+    assert found.small_net == accuracy(network, LabeledImages(images[rest], labels[rest], num_classes=3))
     assert (protocol.epochs, protocol.lr, protocol.batch, protocol.optimizer) == (7, 0.2, 3, "adamw")
     assert generator is draws
 
