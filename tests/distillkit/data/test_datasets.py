@@ -176,6 +176,7 @@ def test_size_and_channels() -> None:
     expected = F.interpolate(small.pixels(), (16, 16), mode="bilinear")
     torch.testing.assert_close(large.pixels(), expected, atol=1e-5, rtol=0)
     assert load("digits", size=(8, 12)).train.shape == (1, 8, 12)
+    refused(lambda: load("digits", size=0), ValueError, "size must be")
     colour = load("digits", channels=3).test
     assert colour.shape == (3, 8, 8)
     assert all(torch.equal(colour.images[:, c : c + 1], small.images) for c in range(3))
