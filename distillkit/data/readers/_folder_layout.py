@@ -25,7 +25,7 @@ SPLITS = {
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
 }
 """The part of a dataset by the names of its folder, or in a table's column."""
-_LIKE_A_SPLIT = re.compile(rf"(?i:{'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])")
+_LIKE_A_SPLIT = re.compile(rf"(?i:{'|'.join(SPLITS)})(?![a-z])")
 _UNREAD = (".avif", ".dcm", ".heic", ".heif", ".jfif", ".jp2", ".npy", ".npz", ".svg")
 """Endings of files that probably are images, too, but cannot be read."""
 _TABLES = (".csv", ".tsv", ".xls", ".xlsx", ".parquet")

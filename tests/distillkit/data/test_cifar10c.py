@@ -136,7 +136,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_domains_share_no_picture_between_train_and_test(tmp_path: Path, global_rng_untouched: None) -> None:
     (folder := tmp_path / "CIFAR-10-C").mkdir()
     write(folder, "fog", "snow")
-    split = load("cifar10c", root=tmp_path, corruptions=("snow", "fog"), test_fraction=0.5)
+    split = load("cifar10c", root=tmp_path, corruptions=("snow", "fog"), test_fraction=0.5, hold_out="random")
     assert split.domains == ("snow-5", "fog-5")
     assert split.classes[:2] == ("airplane", "automobile")
     trained, tested = (set(data.columns["picture"].tolist()) for data in split)

@@ -147,7 +147,7 @@ def test_every_layout_and_an_npz_give_pixels_labels_and_statistics(
 def test_class_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_idx(tmp_path, "fashionmnist")
     write_cifar(tmp_path, "cifar100", monkeypatch)
-    assert load("fashionmnist", root=tmp_path).classes[9] == "Ankle boot"
+    assert load("fashionmnist", root=tmp_path).classes == tuple(torchvision.datasets.FashionMNIST.classes)
     assert load("cifar100", root=tmp_path).classes[:2] == ("class 0", "class 1")
     assert load("digits").classes == tuple("0123456789")
 

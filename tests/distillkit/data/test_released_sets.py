@@ -80,6 +80,7 @@ def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
         [[X * 0, Y], [X, Y]],
         {"x": X * 0, "y": Y * 0, "images": X, "labels": Y},
         {"image_syn": X, "label_syn": Y[:, None]},
+        {"syn_images": X, "targets": Y},
         {"data": [X, Y]},
         {"data": {"x": X, "y": Y.float()}},
         {"images": torch.nn.Parameter(X), "labels": Y.int()},
