@@ -298,14 +298,3 @@ def test_what_was_selected_by_data_is_no_record(kind: str, tmp_path: Path) -> No
                 call(derived)
     if kind == "herding":
         assert PRIVATE["train_private"](chosen.replace(info={})) is not None
-
-
-@pytest.mark.parametrize("method", [distribution_matching, gradient_matching])
-@pytest.mark.parametrize(
-    ("rows", "tiles", "ipc"), [(slice(6), None, 3), (slice(5), None, [3, 2]), (slice(8), Tiles(2), 1)]
-)
-def test_images_per_class_are_those_of_the_given_start(method: Any, rows: slice, tiles: Tiles | None, ipc: Any) -> None:
-    steps = {"steps": 1} if method is distribution_matching else {"iterations": 1}
-    start = make({}, 1)[rows]
-    options: dict[str, Any] = {"networks": FixedNetwork(CNN), "init": start, "parametrize": tiles, "progress": False}
-    assert method(make({}), **steps, **options).info["ipc"] == ipc
