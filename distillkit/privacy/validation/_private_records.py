@@ -260,7 +260,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _memory(tensor: Tensor) -> tuple[str, int, int] | None:
     """Return the device and the range of addresses of a tensor's storage, or None if it has no memory."""
     wrapped = isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor)
-    if wrapped or tensor.layout != torch.strided or tensor.device.type == "meta":
+    if wrapped or tensor.layout != torch.strided:
         return None
     storage = tensor.untyped_storage()
     start = storage.data_ptr()

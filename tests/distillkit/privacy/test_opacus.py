@@ -217,6 +217,7 @@ def test_dropout_draws_from_the_secret_only(kind: str, toy_set: LabeledImages, g
     sums = PrivateGradient(list(network.parameters()), sigma=0.0, clip=1.0, denominator=1.0, secret=Secret())
     source.add_to(sums, *toy_set, generator=generator)
     assert not torch.equal(generator.get_state(), derive(0).get_state())  # the next masks differ
+    assert all(module.training for module in network.modules())
 
 
 class Mixing(nn.Module):
