@@ -61,6 +61,7 @@ def test_rows_of_images_are_a_grid_on_white() -> None:
     grid[1:3, 1:4] = grid[4:6, 1:4] = grid[4:6, 5:8] = 255
     assert grid.min() == 255
     assert levels(as_png([torch.tensor([0.0, 0.8]).view(1, 2, 1, 1)]))[1, 1] == 102
+    assert levels(as_png([torch.tensor([0.2, 0.4, 0.6]).view(1, 3, 1, 1)]))[1, 1].tolist() == [51, 102, 153]
 
 
 def test_pages_escape_all_texts_and_show_pixels_sharp() -> None:
