@@ -243,7 +243,7 @@ def fedavg_update(
         sent = f"those sent to client {down.client} in round {down.round}; build it as the run did"
         raise ValueError(f"network must have the run's architecture: names or shapes of its weights differ from {sent}")
     model.train()
-    batch = min(options["batch"], count)
+    batch = options["batch"]
     how: dict[str, Any] = {"epochs": options["epochs"], "batch": batch if batch < count else None}
     if options["steps"] is not None:
         passes = batch_indices(torch.arange(count), batch, merge_single=uses_batch_statistics(model))

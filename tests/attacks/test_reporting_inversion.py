@@ -307,9 +307,10 @@ def test_non_members_have_the_records_classes_if_possible() -> None:
         assert all(len(index.unique()) == 3 for index in drawn)
         assert all(one == ours for one in classes) == kept
     soft = replace(inside, data=inside.data.replace(labels=torch.eye(4)))  # type: ignore[union-attr]
-    for one, others in ((inside, records([0, 1, 3, 3, 3], data=False)), (soft, records([0, 1, 3, 3, 3]))):
+    for one, others in ((inside, records([0, 1, 3, 3, 3], data=False)), (soft, records([0] * 9 + [1] * 3))):
         unknown = _draw_held_out(one, own, others)
-        assert {int(i) for index in unknown for i in index} == set(range(5))
+        assert {int(i) for index in unknown for i in index} == set(range(len(others.index)))
+        assert {len(index) for index in unknown} == {3}
         assert len({tuple(index.tolist()) for index in unknown}) > 30
     others = replace(records([0] * 4 + [1, 0, 3, 1, 1]), index=torch.arange(4, 9))  # only these are attacked
     for index in _draw_held_out(inside, own, others):

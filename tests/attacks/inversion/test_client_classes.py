@@ -59,17 +59,6 @@ def test_bounds_from_a_gradient_are_true(chosen: list[int], seed: int, clipped: 
         assert held.at_least.argmax() == labels[0]
 
 
-def test_untrained_network_reveals_every_class_of_a_batch() -> None:
-    """With p = 1/K, -entry N is n - N/K, which rounds up to n: a batch smaller than K has no secret counts."""
-    labels = torch.tensor([0, 0, 0, 1, 3])
-    layer = head(0, 0.0)
-    layer.bias.data.zero_()
-    bias = torch.autograd.grad(nn.functional.cross_entropy(layer(features(0, 5)), labels), layer.bias)[0]
-    held = class_bounds(6, bias_gradient=bias, size=5)
-    assert held.at_least.tolist() == held.at_most.tolist() == [3, 1, 0, 1, 0, 0]
-    assert bool(held.exact.all())
-
-
 @given(LABELS, st.integers(0, 200), st.integers(1, 6), st.sampled_from([0.0, 0.9]))
 def test_sgd_raises_a_bias_only_for_present_classes(chosen: list[int], seed: int, steps: int, momentum: float) -> None:
     labels = torch.tensor(chosen)

@@ -156,6 +156,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: Noise(-1.0), "std must be"),
     (lambda: Sparsify(0.0), "share must be"),
     (lambda: DefendedMessage(NET), "message must be an ObservedMessage, .* got ConvNet$"),  # type: ignore[arg-type]
+    (lambda: DefendedMessage(SENT, Sparsify(0.5), Clip(1e-300)), "the result of the defence Clip must not be"),
     (lambda: DefendedMessage(HALF, Clip(1.0)), "got SimpleNamespace, which has no ordered, count_classes, read_labels"),
     (lambda: compare_messages({"a": HALF}, pictures(), LABELS), r"messages\['a'\] must be an ObservedMessage"),
     (lambda: DefendedMessage(Gradient, Clip(1.0)), "got the class Gradient"),  # type: ignore[arg-type]

@@ -181,10 +181,9 @@ def test_each_restart_has_its_start_and_labels_and_the_best_is_returned(
 
     def slow(labels: Tensor) -> float:
         a, b = (torch.cat([t.detach().flatten() for t in side]) for side in (made.replay(x, labels), made.observed))
-        if method == "dlg":
-            return float((a - b).square().sum() / b.square().sum())
-        steps = [x.diff(dim=d).abs().mean() for d in (2, 3)]
-        return float(1 - F.cosine_similarity(a, b, dim=0) + 0.001 * sum(steps))
+        far = (a - b).square().sum() / b.square().sum() if method == "dlg" else 1 - F.cosine_similarity(a, b, dim=0)
+        steps = [x.detach().diff(dim=d).abs().mean() for d in (2, 3)]
+        return float(far + 0.2 * sum(steps) + 0.5 * x.detach().mean() + 0.25 * x.detach().max())
 
     def used() -> list[Tensor]:
         """Return the labels of each restart, by its loss."""
@@ -194,6 +193,7 @@ def test_each_restart_has_its_start_and_labels_and_the_best_is_returned(
     monkeypatch.setattr("attacks.inversion.reconstruction.signed_adam", adam)
     monkeypatch.setattr("attacks.inversion.reconstruction.lbfgs", search)
     options: Any = {"method": method, "restarts": 5, "scale": 2.0, "normalization": space, "group": group}
+    options |= {"total_variation": 0.2, "priors": [(0.5, torch.mean), (0.25, torch.max)]}
     options |= {} if method == "dlg" else {"lr": 0.2}
     found = invert_message(sent, SHAPE, 3, labels=truth if known else None, seed=7, **options)
     assert sent.observed is given
@@ -261,15 +261,6 @@ def test_batch_norm_prior_equals_the_losses_and_modifies_nothing(training: bool)
     with BatchNormPrior(copied := copy.deepcopy(net).eval(), first_multiplier=2.0) as prior:
         copied(images)
         assert float(value.detach()) == pytest.approx(float(prior.value().detach()), rel=1e-5)
-
-
-def test_priors_are_weighted_in_the_loss() -> None:
-    net, truth, label = with_statistics().eval(), pictures(1), torch.tensor([2])
-    sent, prior = Gradient.of(net, truth, label), batch_norm_prior(net)
-    found = invert_message(sent, SHAPE, steps=3, total_variation=0, priors=[(0.1, prior), (2.0, torch.mean)])
-    a, b = (torch.cat([g.flatten() for g in side]) for side in (sent.replay(found.images, label), sent.observed))
-    expected = 1 - F.cosine_similarity(a, b, dim=0) + 0.1 * prior(found.images) + 2 * found.images.mean()
-    assert found.losses[0] == pytest.approx(float(expected.detach()), rel=1e-4)
 
 
 def test_consensus_pairs_images_of_one_class_by_hand() -> None:
@@ -458,7 +449,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (lambda: of_two(*[Y] * 3), r"have 1 batch\(es\), as epochs=1 and batch=None make of 2 images, got 3: give epochs"),
     (lambda: of_two(Y, epochs=2), "order must have 2 batch"),
-    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[Y, Y + 1]).replay(ZERO, Y), "into the 1 images, got the index 1"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[Y, Y + 2]).replay(ZERO, Y), "into the 1 images, got the index 2"),
     (lambda: invert_message(ClassMeans(EMBED, [ROWS, ROWS[:, [0, 1, 1]]]), SHAPE), r"give \[N, 3\], .*, got \[1, 64\]"),
     (lambda: ClassMeans([torch.flatten, lambda: 0], [ROWS, ROWS]), "embeddings is called as"),
     (lambda: ClassMeans([torch.flatten], [ROWS, ROWS]), "means must be 1 tensors"),

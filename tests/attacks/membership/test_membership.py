@@ -252,6 +252,7 @@ def refusals() -> list[tuple[Any, str]]:
     target, inside, shadows = of_lira(s)
     all_in, one_out = torch.ones_like(inside), inside.clone()
     one_out[:, 0] = torch.arange(12) > 0
+    flat = shadows.where(torch.arange(30) > 0, 1.0)
     z = {"z_target": s["z_target"], "z_shadows": s["z_shadows"]}
     one, three = torch.rand(1, 1, 2, 2), torch.rand(3, 1, 2, 2)
     return [
@@ -269,6 +270,7 @@ def refusals() -> list[tuple[Any, str]]:
             lambda: rmia(target, inside | (torch.arange(30) < 1), shadows, **z),
             "trained without every record, but 1 records have none",
         ),
+        (lambda: lira(target, inside, flat, variance="example"), "the same score, as they do for 1 records"),
         (lambda: rmia(target, inside, shadows, **z, a=1.5), "a must be"),
         (lambda: rmia(target, inside, shadows, **z, gamma=0), "gamma must be"),
         (lambda: rmia(target, inside, shadows, z["z_target"][:0], z["z_shadows"][:, :0]), "at least one score"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -384,6 +387,22 @@ def test_few_hits_or_misses_have_an_interval_at_least_as_wide_as_a_count(missed:
         assert found.few == (total < 10)
         assert (", few false positives" in str(found)) == found.few
     assert {9, 10} <= totals
+
+
+def test_bars_end_at_their_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    @contextmanager
+    def counted(total: int, *names: str, done: int = 0, **options: Any) -> Iterator[Any]:
+        steps: list[None] = []
+        yield SimpleNamespace(update=lambda: steps.append(None), set_postfix_str=str)
+        ended.append((total, done + len(steps)))
+
+    for name in ("shadow_models", "leave_one_out"):
+        monkeypatch.setattr(sys.modules[f"attacks.membership.{name}"], "bar", counted)
+    made = [run_shadows(pipeline(), count, out=tmp_path) for count in (4, 8)]
+    leave_one_out(made[1], {"a": lambda t: t.scores, "b": lambda t: -t.scores}, fpr=0.2)
+    assert ended == [(4, 4), (8, 8), (8, 8)]  # the last: two attacks on four pairs
 
 
 def test_more_attacks_widen_the_intervals() -> None:
