@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
 
-__all__ = ["Call", "Outcome", "corruptions", "odd_calls", "outcome_of_call", "raised_by_us", "stale", "unlisted"]
+__all__ = ["Call", "Outcome", "corruptions", "odd_calls", "outcome_of_call", "raised_by_us", "unlisted"]
 
 _ROOT = Path(__file__).parents[1]
 OURS = tuple(str(_ROOT / package) for package in ("distillkit", "fl", "attacks"))
@@ -246,17 +245,10 @@ def unlisted(outcomes: list[Outcome], accepted: Listed, otherwise: Listed) -> li
     return [str(o) for o in outcomes if o.kind in lists and not _rules(o, lists[o.kind])]
 
 
-def stale(outcomes: list[Outcome], accepted: Listed, otherwise: Listed) -> list[tuple[str, str, str]]:
-    """Return the lines of the lists that no call needs."""
-    lists = {"accepted": accepted, "unnamed": otherwise}
-    used = {(kind, rule) for kind in lists for o in outcomes if o.kind == kind for rule in _rules(o, lists[kind])}
-    return [rule for kind, rules in lists.items() for rule in rules if (kind, rule) not in used]
-
-
 def table_tests(
     calls: Mapping[str, Call], accepted: Listed, otherwise: Listed, valid: Callable[[str], tuple[str, ...]]
-) -> tuple[Callable[..., None], Callable[[], None]]:
-    """Return the tests of a table: every odd call is refused, warned of or listed, and no line of a list is unused.
+) -> Callable[..., None]:
+    """Return the test of a table: every odd call is refused, warned of or listed.
 
     Args:
         calls: the calls by name.
@@ -264,20 +256,13 @@ def table_tests(
         valid: function that returns the kinds of outcome that an unchanged call may have, for its name.
     """
 
-    @cache
-    def outcomes(name: str) -> list[Outcome]:
-        return list(odd_calls(name, calls[name]))
-
     @pytest.mark.parametrize("name", calls)
     def check_calls(name: str) -> None:
         plain = outcome_of_call(name, calls[name], None, "", None)
         assert plain.kind in valid(name), plain
-        assert not (found := unlisted(outcomes(name), accepted, otherwise)), "\n".join(found)
+        assert not (found := unlisted(list(odd_calls(name, calls[name])), accepted, otherwise)), "\n".join(found)
 
-    def check_lists() -> None:
-        assert not stale([o for name in calls for o in outcomes(name)], accepted, otherwise)
-
-    return check_calls, check_lists
+    return check_calls
 
 
 def _rules(o: Outcome, listed: Listed) -> list[tuple[str, str, str]]:

@@ -654,7 +654,7 @@ def test_every_public_name_is_called_or_has_a_reason() -> None:
     assert set(NOT_CALLED) <= PUBLIC.keys()
 
 
-test_odd_calls_are_refused_warned_of_or_accepted, test_lists_have_no_unused_line = table_tests(
+test_odd_calls_are_refused_warned_of_or_accepted = table_tests(
     CALLS, ACCEPTED, OTHERWISE, lambda name: ("accepted", "warned")
 )
 

@@ -73,6 +73,6 @@ ACCEPTED: Listed = {
 OTHERWISE: Listed = {("*", "records", "string"): "the path, which leads nowhere"}
 
 
-test_odd_calls_are_refused_or_accepted, test_lists_have_no_unused_line = table_tests(
+test_odd_calls_are_refused_or_accepted = table_tests(
     CALLS, ACCEPTED, OTHERWISE, lambda name: ("refused" if name in ("read_records", "pictures") else "accepted",)
 )
