@@ -26,7 +26,7 @@ from distillkit.labels import StoredLabels
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.rng import derive
 from distillkit.sets import Tiles
-from distillkit.sets._export import _digest
+from distillkit.sets._export import _FORMAT, _digest
 from tests.refused import refused
 from tests.stored import require_same_set
 
@@ -245,7 +245,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "picture cut": (lambda f: (f / "bee/1.png").write_bytes(b"\x89PNG"), r"bee/1\.png is damaged, changed"),
     "other mean": (lambda f: edit(f / "set.json", "0.25", "0.5"), r"set\.json is damaged, changed"),
     "other epsilon": (lambda f: edit(f / "set.json", "8.0", "1.0"), r"set\.json is damaged, changed"),
-    "no format": (lambda f: edit(f / "set.json", '"format"', '"form"'), r"set\.json is damaged"),
+    "no format": (lambda f: edit(f / "set.json", f'"format": "{_FORMAT}",', ""), r"set\.json is damaged"),
     "no JSON": (lambda f: (f / "set.json").write_text("{", encoding="utf-8"), r"set\.json is damaged"),
     "a list": (lambda f: (f / "set.json").write_text("[1]", encoding="utf-8"), r"set\.json is damaged"),
     "no set.json": (lambda f: (f / "set.json").unlink(), r"has no set\.json.*distillkit\.data\.load_folder"),
