@@ -149,9 +149,11 @@ def split_by(
         raise ValueError(f"classes must be {data.num_classes} names, got {len(names)}")
     check.one_of(hold_out, "hold_out", HOLD_OUTS)
     before = {name: data.info.get(name) for name in ("hold_out", "apart", "test_fraction")}
+    earlier = int(data.info.get("content_splits", 0))  # equal keys would hold out nothing more
     if hold_out == "content":
         digests = (str(value).encode() for value in values.tolist())
-        kept, held_out = hold_out_content(digests, test_fraction, f"test {column} after {before}")
+        purpose = f"test {column} after {before}{f', split {earlier + 1}' if earlier > 1 else ''}"
+        kept, held_out = hold_out_content(digests, test_fraction, purpose)
     else:
         kept, held_out = hold_out_values(data.labels.cpu(), values, test_fraction)
     if hold_out == "random" and (not len(kept) or (test_fraction and not len(held_out))):
@@ -161,6 +163,8 @@ def split_by(
         )
     made = stricter(before["hold_out"], hold_out if test_fraction else None)
     info = {**data.info, "test_fraction": test_fraction, "apart": column, **made}
+    if hold_out == "content":
+        info["content_splits"] = earlier + 1
     parts, given = [], data.class_names if classes is None else names
     for part, rows in (("train", kept), ("test", held_out)):
         kept_part = data[rows.to(data.labels.device)]

@@ -58,6 +58,11 @@ def test_content_decides_anew_in_a_second_split() -> None:
         split_by(first.train, "patient", 0.4, hold_out="content").train, "patient", 0.5, hold_out="content"
     )
     assert len(third.train) / 2 < len(third.test) < 2 * len(third.train)
+    many = slices(400, 1)
+    for _ in range(4):  # the third and later splits have the column and share of the one before
+        left = split_by(many, "patient", 0.5, hold_out="content")
+        assert len(many) / 4 < len(left.test) < 3 * len(many) / 4
+        many = left.train
     ages = split_by(data, "age", 0.5, hold_out="content").test.columns["age"]
     assert not torch.equal(ages, first.test.columns["age"])
     for one, other in ((first.train, "random"), (split_by(data, "patient", 0.5).train, "content")):
