@@ -457,8 +457,10 @@ class Ledger(Sealed):
         return [name for name in dict.fromkeys([*self._charges, *sorted(self._registered)]) if name != ALL_CLIENTS]
 
     def _is_named(self, client: str) -> bool:
-        numbered = client.isdecimal() and str(int(client)) == client and int(client) < self._register_count
-        return numbered or client in self._registered or client in self._charges
+        return self._is_numbered(client) or client in self._registered or client in self._charges
+
+    def _is_numbered(self, client: str) -> bool:
+        return client.isdecimal() and str(int(client)) == client and int(client) < self._register_count
 
     def _is_known(self, client: str) -> bool:
         """Return whether a client was charged or registered.
@@ -482,7 +484,8 @@ class Ledger(Sealed):
         ledger itself.
         """
         found = {by: tuple(f for f in facts if f != "disjoint" or self.disjoint) for by, facts in self._assumed.items()}
-        own = ["disjoint"] if self.disjoint and len(self._client_ids()) + self._register_count > 1 else []
+        others = sum(not self._is_numbered(client) for client in self._client_ids())
+        own = ["disjoint"] if self.disjoint and self._register_count + others > 1 else []
         kinds = {(sigma, rate) for sigma, rate, _ in self._spends(None)}
         if self.renyi_order is None and len(kinds) > 1 and any(rate < 1 for _, rate in kinds):
             own.append("schedule")

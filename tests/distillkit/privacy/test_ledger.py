@@ -261,6 +261,11 @@ def test_client_number_and_name_denote_the_same_client_and_known_facts_are_not_w
     words = r"client 'x' .*the known clients are \['1', 'A', 'b'\] and 0 to 2\. .*register\(\['x'\]\)"
     for ask in (ledger.epsilon, lambda c: Account(ledger, client=c).guarantee()):
         refused(lambda ask=ask: ask("x"), PrivacyError, words)
+    alone = Ledger()
+    for clients in (1, 2):
+        alone.register(clients)
+        alone.spend(replace(ONE, client=0))
+        assert ("disjoint" in alone.guarantee().assumptions["Ledger"]) == (clients > 1)
     ledger.register([f"c{k:02}" for k in range(12)])
     refused(lambda: ledger.epsilon("x"), PrivacyError, r"are \['1', 'A', 'b', 'c00', .*'c06'\] and")
 

@@ -102,7 +102,7 @@ class Book:
                     reasons.add(words + "epsilon cannot cover")
         facts = {by: tuple(f for f in facts if f != "disjoint" or self.options["disjoint"])
                  for by, facts in self.assumed.items()}  # fmt: skip
-        several = len({*self.owners, *self.names} - {ALL_CLIENTS}) + self.numbered > 1
+        several = len({*self.owners, *self.names, *map(str, range(self.numbered))} - {ALL_CLIENTS}) > 1
         ledgers = ["disjoint"] if self.options["disjoint"] and several else []
         kinds = {(e.sigma, e.rate) for e in self.events}
         planned = len(kinds) > 1 and any(rate < 1 for _, rate in kinds) and self.options["renyi_order"] is None
