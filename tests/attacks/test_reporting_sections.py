@@ -128,7 +128,7 @@ def test_a_claim_is_computed_again_at_its_own_delta(change: float, tmp_path: Pat
 
 def test_a_claim_needs_secret_noise(tmp_path: Path) -> None:
     Ledger(tmp_path / "ledger.jsonl").spend(Event("a", sigma=2.0, seeded=True))
-    run = folder(path=tmp_path, history=[{"privacy": {"epsilon": 2.0}}], config={"privacy": {"secret": 7}})
+    run = folder(path=tmp_path, history=[{"privacy": {"epsilon": 2.0}}], config={"privacy": {"secret": 0}})
     section = claim_section(seen(run), None)
     first, second = [line for _, line in section.leaks]
     assert first.startswith("it claims epsilon 2, but by its ledger there is no guarantee: the noise of")
@@ -147,7 +147,7 @@ def test_an_audit_is_told_with_its_numbers(factor: float, noise: str | None) -> 
     tested = audit_claim(1 + draws[0], draws[1, :400], claim, confidence=0.9)
     bound = epsilon_lower_bound(1 + draws[0], draws[1, :400], claim[1][1], confidence=0.9)
     runs = "500 runs of one round with a record and 400 without"
-    for own in (None, 4.001, 1.5):
+    for own in (None, 4.001, 0.5, 1.5):
         history = [] if own is None else [{"privacy": {"epsilon": own}}]
         section = claim_section(seen(folder(history=history)), audit)
         odd = [f"The epsilon of this run, {own:.4g}, is not among the audited claims."] if own == 1.5 else []

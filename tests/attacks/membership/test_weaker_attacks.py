@@ -154,6 +154,14 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         lambda: gradient_norm(nn.Sequential(nn.Flatten(), Root(), nn.Linear(64, 3)), IMAGES[:4], LABELS[:4]),
         "network must have finite gradients, but those of 4 records are not",
     ),
+    (
+        lambda: gradient_norm(
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.LPPool1d(2, 1)),
+            IMAGES * torch.where(LABELS == 1, 1e30, 1.0)[:, None, None, None],
+            LABELS,
+        ),
+        "but those of 2 records are not",
+    ),
     (lambda: gradient_norm(LABELS, IMAGES, LABELS), "network must be an nn.Module"),  # type: ignore[arg-type]
     (
         lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3, 2)),
@@ -163,6 +171,10 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (
         lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 4).bool(), torch.zeros(2, 3)),
         r"one row of target's \[3\] per shadow, got \[2, 4\] and \[2, 3\]",
+    ),
+    (
+        lambda: shadow_classifier(torch.zeros(3, 2), torch.ones(2, 3).bool(), torch.zeros(2, 3, 4)),
+        r"one row of target's \[3, 2\] per shadow, got \[2, 3\] and \[2, 3, 4\]",
     ),
     (
         lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3)),

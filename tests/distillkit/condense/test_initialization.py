@@ -139,9 +139,12 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
         initial_images(data, 1, init=whole[[0, 1, *range(8, 14)]], parametrize=Tiles(2))
     with pytest.raises(ValueError, match="divisible by 4, got 8x6"):
         initial_images(data, 1, init="noise", parametrize=Tiles(4))
-    mixed = made.replace(labels=made.labels.roll(1))
-    with pytest.raises(ValueError, match="single class in each stored image"):
-        initial_images(data, 1, init=mixed, parametrize=Tiles(2))
+    border = int((made.labels == made.labels[-1]).nonzero()[0])
+    swapped = made.labels.clone()
+    swapped[[border - 1, border]] = swapped[[border, border - 1]]  # in the last two classes only
+    for labels in (made.labels.roll(1), swapped):
+        with pytest.raises(ValueError, match="single class in each stored image"):
+            initial_images(data, 1, init=made.replace(labels=labels), parametrize=Tiles(2))
 
 
 def test_a_given_start_determines_the_classes() -> None:
@@ -170,5 +173,7 @@ def test_invalid_arguments_are_named() -> None:
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             images_from_statistics(means, stds, ipc=1, size=size)
+    constant = images_from_statistics(torch.full((2, 1), 0.5), torch.zeros(2, 1), ipc=1, size=(2, 2))
+    assert constant.eq(0.5).all()
     with pytest.raises(FloatingPointError, match="stds are too large for torch.float32"):
         images_from_statistics(torch.zeros(2, 3), torch.full((2, 3), 3e38), ipc=5, size=(2, 2))

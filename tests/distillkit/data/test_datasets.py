@@ -227,10 +227,9 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     for name in ("mnist", "usps", "cifar10"):
         write(tmp_path, name, monkeypatch)
     (tmp_path / "USPS" / "usps.bz2").write_bytes(b"nothing")
-    with pytest.raises(
-        ValueError, match=r"usps in .* cannot be read \(USPS/usps.bz2, USPS/usps.t.bz2\): .+; delete the files"
-    ):
-        load("usps", root=tmp_path)
+    words = r"usps in .* cannot be read \(USPS/usps.bz2, USPS/usps.t.bz2\): .+; delete the files"
+    for download in (False, True):
+        refused(lambda d=download: load("usps", root=tmp_path, download=d), ValueError, words)
     (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"")
     refused(lambda: load("mnist", root=tmp_path), ValueError, r"mnist in .* cannot be read")
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_3"

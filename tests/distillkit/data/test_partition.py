@@ -181,6 +181,10 @@ def test_prior_partition_follows_a_prior_until_classes_run_out() -> None:
     assert (even - 20).abs().max() <= 15
     skewed = partition.summary(labels, partition.dirichlet_prior(labels, 5, 1e-6))
     assert skewed[0].max() == 200
+    main = [
+        partition.summary(labels, partition.dirichlet_prior(labels, 20, 1e-6, generator=s)).argmax(1) for s in range(60)
+    ]
+    assert 2 < sum(int(one[0] == one[1]) for one in main) < 24, "each client has a prior of its own: 12 of 60 are equal"
     few, one = torch.zeros(2).long(), torch.zeros(40).long()
     refused(lambda: partition.dirichlet_prior(few, 3, 1.0), ValueError, "3 clients cannot share 2 images")
     assert not torch.equal(*(partition.dirichlet_prior(one, 2, 1.0, generator=seed)[0] for seed in (0, 1)))

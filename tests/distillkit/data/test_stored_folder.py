@@ -344,6 +344,8 @@ def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
 
     for name in ("train", "test"):
         rejected(f"{name}_images of .* Fortran", **{f"{name}_images": np.asfortranarray(good[f"{name}_images"])})
+    gray = {f"{name}_images": np.asfortranarray(good[f"{name}_images"][..., 0]) for name in ("train", "test")}
+    rejected("train_images of .* Fortran", **gray)
     rejected(
         r"val_images has pictures of \[1, 6, 5\] .* of \[3, 6, 5\]; give", val_images=np.zeros((3, 6, 5), np.uint8)
     )

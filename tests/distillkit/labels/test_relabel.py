@@ -303,6 +303,7 @@ def no_classes(count: int, kept: int, dtype: torch.dtype = torch.uint8, fill: in
     ({"classes": no_classes(2, 2, torch.float16)}, {}, "classes torch.float16 [2, 3, 2] do not fit logits [2, 3, 2]"),
     ({"classes": no_classes(2, 2, torch.uint16)}, {}, "NotImplementedError"),
     ({"classes": torch.arange(12).view(2, 3, 2)}, {}, "classes must be in [0, 3), got up to 11"),
+    ({"classes": no_classes(2, 2, torch.int8, 3)}, {}, "classes must be in [0, 3), got up to 3"),
     ({"classes": no_classes(2, 2, torch.int8, -1)}, {}, "classes must be in [0, 3), got up to -1"),
     ({"logits": torch.zeros(2, 3, 4).half(), "classes": no_classes(2, 4)}, {}, "[2, 3, 4] do not fit logits [2, 3, 4]"),
     ({"logits": torch.zeros(2, 3, 0).half(), "classes": no_classes(2, 0)}, {}, "[2, 3, 0] do not fit logits [2, 3, 0]"),
@@ -325,7 +326,9 @@ def test_contradicting_files_of_labels_are_refused(tensors: Any, facts: Any, wor
     logits, classes = torch.zeros(2, 3, 2).half(), torch.zeros(2, 3, 2, dtype=torch.uint8)
     stored = StoredLabels(logits, classes, (1, 3), 3, Mixup(), 1.0, False, 0, {})
     stored.save(path := tmp_path / "labels.safetensors")
-    assert torch.equal(StoredLabels.load(path).logits, logits)
+    loaded = StoredLabels.load(path)
+    assert torch.equal(loaded.logits, logits)
+    assert loaded.epochs == (1, 3)
     found, metadata = read_tensors(path, kind="distillkit.StoredLabels/1", content="labels")
     kept = {name: value for name, value in (found | tensors).items() if value is not None}
     write_tensors(path, kept, metadata | {"facts": json.dumps(json.loads(metadata["facts"]) | facts)})
