@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 import threading
 import warnings
@@ -250,10 +251,18 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> Bars:
     return seen
 
 
+def two_folders(pets: Path, **options: Any) -> None:
+    """Read the pictures as training and as test pictures."""
+    for part in ("train", "test"):
+        shutil.copytree(pets, pets.parent / str(options) / part)
+    data.load_folder(pets.parent / str(options), **options)
+
+
 CHECKED, READ = ("checking pictures", "picture", 0, 12, 12), ("reading pictures", "picture", 0, 12, 12)
 STORED = [CHECKED, ("caching pets (192 bytes)", "picture", 0, 12, 12)]
 READERS: dict[str, tuple[Bars, Callable[..., Any]]] = {
     "load_folder": ([CHECKED, READ], data.load_folder),
+    "test folder": ([(what, unit, 0, 24, 24) for what, unit, *_ in (CHECKED, READ)], two_folders),
     "load_domains": ([CHECKED, READ], lambda f, **q: data.load_domains({"a": f}, **q)),
     "load_table": ([CHECKED, READ], lambda f, **q: data.load_table(table(f), folder=f, **q)),
     "open_folder": (STORED, lambda f, **q: data.open_folder(f, cache=f.parent / str(q), **q)),

@@ -93,6 +93,8 @@ def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> N
     assert load_folder(tmp_path).test.counts().tolist() == [0, 5]
     class_folder(tmp_path / "test", ("cow",))
     refused(lambda: load_folder(tmp_path), ValueError, "1 classes that the training split does not have: test/cow")
+    words = "1 folders that are not in classes; add or move them: test/cow"
+    refused(lambda: load_folder(tmp_path, classes=("cat", "dog")), ValueError, words)
     (tmp_path / "train" / "cow").mkdir()
     with pytest.raises(FileNotFoundError, match=r"1 missing pictures \(\.png, .*\) in class folders: train/cow$"):
         load_folder(tmp_path)
@@ -196,6 +198,9 @@ def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
         load_folder(tmp_path)
     assert load_folder(tmp_path, size=4).train.shape == (3, 4, 4)
     assert load_folder(tmp_path, size=(4, 5)).train.shape == (3, 4, 5)
+    for k in range(4):
+        save(tmp_path / "oblong" / "cat" / f"{k}.png", picture(k, 6, 4 + k // 3, 3))
+    refused(lambda: load_folder(tmp_path / "oblong"), ValueError, r"1 pictures without the \(6, 4\) pixels .*: cat/3")
 
 
 def test_grey_and_colour_need_channels(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_drawn_digits_are_balanced_coloured_and_reproducible(global_rng_untouche
     first, again, other = (synth_digits_like(train=53, test=20, size=16, generator=seed) for seed in (0, 0, 1))
     assert torch.equal(first.train.images, again.train.images)
     assert not torch.equal(first.train.images, other.train.images)
+    assert not torch.equal(*(part.images for part in synth_digits_like(train=20, test=20, size=16)))
     assert sorted(first.train.counts().tolist()) == [5] * 7 + [6] * 3
     assert first.test.counts().tolist() == [2] * 10
     assert first.train.shape == (3, 16, 16)
