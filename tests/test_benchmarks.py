@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.benchmarks import bench_peers, growth, peers, race, show, table
+from tests.benchmarks import growth, race, show, table
 from tests.benchmarks.clock import with_peak
 from tests.benchmarks.limit import Convolutions
 from tests.benchmarks.rows import ROWS
@@ -131,14 +131,6 @@ def test_benchmark_continues_and_a_failing_row_stops_no_other(tmp_path: Path, mo
     assert did == names
 
 
-def test_setup_work_is_shared_by_its_steps() -> None:
-    costs = [{"cpu": 1.0, "wall": 1.0, "faults": 0.0}] * 3
-    sides = {"ours": costs, "plain": [{**c, "cpu": 10.0} for c in costs], "convolutions": costs}
-    line = race._line(replace(ROWS[0], of=100), sides, {"cpu": 201.0, "wall": 1.0, "faults": 0.0})
-    assert line["ratio"] == pytest.approx(0.3)
-    assert line["share"] == 1.0
-
-
 def line(**changed: Any) -> dict[str, Any]:
     """Return a line of the record."""
     costs = {"cpu": [2.0], "wall": [1.0]}
@@ -179,33 +171,3 @@ def test_profile_names_the_operations_of_all_threads() -> None:
             list(pool.map(lambda _: torch.ones(300, 300) @ torch.ones(300, 300), range(8)))
 
     assert "aten::mm" in [name for name, _ in race.largest(work)]
-
-
-def test_page_names_rows_that_are_not_measured(tmp_path: Path) -> None:
-    facts = dict.fromkeys(("command", "commit", "when", "processor", "cores", "torch"), "x")
-    rows = [line(row=row.name, tiny=False, took=1.5, **facts) for row in ROWS]
-    (tmp_path / "benchmarks.jsonl").write_text("\n".join(map(json.dumps, rows[1:])), encoding="utf-8")
-    said = SCRIPT.measured(tmp_path / "benchmarks.jsonl", {})
-    assert f"Not measured: {ROWS[0].name}, {', '.join(growth.NAMES)}." in said
-    assert f"in {1.5 * (len(ROWS) - 1):.0f} s: x, x cores" in said
-
-
-def test_rounds_with_failed_clients_have_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fewer(rounds: int) -> list[dict[str, Any]]:
-        return [{"wall": 0.1, "cpu": 0.1, "replies": 2 + (number == 0)} for number in range(rounds)]
-
-    def failing(rounds: int) -> list[dict[str, Any]]:
-        raise RuntimeError("gone")
-
-    real = bench_peers.ways(6, 3)
-    short = {name: way for name, way in real.items() if name == "plain loop" or name.startswith("ours")}
-    monkeypatch.setattr(bench_peers, "ways", lambda *_: {**short, "Flower": fewer, "pfl-research": failing})
-    monkeypatch.setattr(peers, "IMAGES", 10)
-    out = tmp_path / "made.json"
-    record = bench_peers.main(["--users", "6", "--cohort", "3", "--rounds", "2", "--repeats", "1", "--out", str(out)])
-    assert json.loads(out.read_text(encoding="utf-8")) == record
-    assert [(row["way"], row["replies"]) for row in record["rows"]] == [(name, 3) for name in short]
-    assert len(record["parts"]) == 5
-    assert all(0 <= ms < 1000 for ms in record["parts"].values())
-    assert record["failed"]["Flower"] == "rounds with [3, 2] replies, want 3 each"
-    assert record["failed"]["pfl-research"] == "RuntimeError: gone"

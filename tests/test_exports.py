@@ -44,16 +44,6 @@ def test_public_names_are_imported_from_public_packages(path: Path) -> None:
     assert not [f"{m}.{n}" for m, n in inner if path.suffix == ".md"]
 
 
-def test_imports_of_pages_and_scripts_are_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "```python\n>>> from fl import FedAvg  # the ground\n>>> from fl.x import (\n...     A as B,\n... )\n```\n",
-        encoding="utf-8",
-    )
-    assert list(imports(page)) == [("fl", "FedAvg"), ("fl.x", "A")]
-    assert sum(1 for path in [*PAGES, *SCRIPTS] for _ in imports(path)) > 100
-
-
 NEEDED = """
     start: AveragingServer Server Message Entry Tensors
     check: Settings require_full_models

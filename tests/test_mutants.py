@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests import mutants
@@ -27,27 +25,3 @@ KINDS = {
 @pytest.mark.parametrize("source", KINDS)
 def test_each_kind_of_mistake_is_planted(source: str) -> None:
     assert mutants.mutants(source) == KINDS[source]
-
-
-@pytest.mark.slow
-def test_survivors_are_reported_and_a_run_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, text in {
-        "fl/__init__.py": "",
-        "fl/half.py": "__all__ = ['half']\ndef half(x):\n    return x / 2 if x > 0 else 0\n",
-        "tests/fl/test_half.py": "from fl.half import half\ndef test(): assert half(4) == 2 and half(-1) == 0\n",
-        "tests/test_other.py": "def test(): assert False\n",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    words = ["fl/half.py", "--count", "99", "--log", str(tmp_path / "log")]
-    assert mutants.main(words) == 1
-    said = capsys.readouterr().out
-    assert "tests/fl/test_half.py\n" in said
-    assert "  -    return x / 2 if x > 0 else 0\n  +    return x / 2 if (x >= 0) else 0" in said
-    assert "6 of 9 mistakes caught" in said
-    monkeypatch.setattr(mutants, "outcome", lambda *_: "survived")
-    assert mutants.main(words) == 1
-    assert capsys.readouterr().out == said
