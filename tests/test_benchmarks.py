@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.benchmarks import growth, race, show, table
+from tests.benchmarks import race, show, table
 from tests.benchmarks.clock import with_peak
 from tests.benchmarks.limit import Convolutions
 from tests.benchmarks.rows import ROWS
@@ -105,32 +105,6 @@ def test_table_is_printed_and_saved_line_by_line(tmp_path: Path, capsys: pytest.
     refused(lambda: SCRIPT.measured(out.rename(tmp_path / "benchmarks.jsonl"), {}), ValueError, "made with --tiny")
 
 
-def test_benchmark_continues_and_a_failing_row_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, did = tmp_path / "made.jsonl", list[int]()
-
-    def made(number: int, tiny: bool, seconds: float) -> dict[str, Any]:
-        did.append(number)
-        if number == broken:
-            raise RuntimeError("no")
-        return {"growth": table.NAMES[number], "sizes": [1], "base": 1, "ratios": [1.0], "seconds": {"cpu": [[1.0]]}}
-
-    monkeypatch.setattr(table, "line", made)
-    names = [table.NAMES.index(name) for name in growth.NAMES[1:]]
-    words = ["--here", "--out", str(out), *(word for name in growth.NAMES[1:] for word in ("--only", name))]
-    broken = names[1]
-    refused(lambda: table.main(words), SystemExit, f"failed: {growth.NAMES[2]}")
-    assert did == names
-    broken, did[:] = -1, []
-    lines = table.main(words)
-    assert did == [names[1]]
-    assert [table.NAMES.index(line["growth"]) for line in lines] == names
-    assert show.read(out) == json.loads(json.dumps(lines))
-    monkeypatch.setattr(table, "code", lambda: "other code")
-    did.clear()
-    table.main(words)
-    assert did == names
-
-
 def line(**changed: Any) -> dict[str, Any]:
     """Return a line of the record."""
     costs = {"cpu": [2.0], "wall": [1.0]}
@@ -161,13 +135,3 @@ def test_missed_target_is_marked_with_its_slowest_operations() -> None:
     grown = {**more, "target": 1.05}
     assert show.missed([good, slow, far, more, grown]) == ["b", "c", "d"]
     assert plain(show.grown([grown]))[-1] == "| d | 10: 1, 1,000: 1.2 | 1.00, 1.20 (of 10), **missed** |"
-
-
-def test_profile_names_the_operations_of_all_threads() -> None:
-    def work() -> None:
-        from distillkit._utils.threads import thread_pool
-
-        with thread_pool(2, "work") as pool:
-            list(pool.map(lambda _: torch.ones(300, 300) @ torch.ones(300, 300), range(8)))
-
-    assert "aten::mm" in [name for name, _ in race.largest(work)]

@@ -581,6 +581,7 @@ ODD: dict[str, tuple[str, int, str]] = {
     "out without set": ("sets --out a.npz", 2, "--out needs a SET"),
     "study without folder": ("study digits", 2, "--out is missing"),
     "unknown add-on": ("study digits --methods FedAverage --out runs", 2, "not 'FedAverage'"),
+    "module for an add-on": ("study digits --methods feddf --out runs", 2, "not 'feddf'"),
     "add-on with arguments": ("study digits --methods SharedImage --out runs", 2, "cannot make SharedImage"),
 }  # fmt: skip
 

@@ -21,12 +21,6 @@ PACKAGES = ("distillkit", "attacks", "fl")
 HEAVY = ("torchvision", "opacus", "kornia", "sklearn", "matplotlib", "lpips", "flwr", "scipy", "sympy", "torch._dynamo")
 LATE = ("multiprocessing.", "concurrent.futures.process", "distillkit.study", "fl.addons", "fl.deploy", "attacks.audit")
 """Beginnings of modules that `import distillkit, fl, attacks` does not load unless `import torch` does."""
-LEAVES = ("_utils", "rng", "chunking", "locking")
-"""Modules and packages of `distillkit` that only import each other."""
-VALUES = ("sets", "normalization")
-"""Value types that components exchange."""
-SANITY_CHECKS = "_sanity_checks"
-"""Warnings and errors that components share; the module imports only leaves and value types."""
 
 
 class Import(NamedTuple):
@@ -47,34 +41,25 @@ def modules() -> dict[str, Path]:
     return found
 
 
-Statement = ast.Import | ast.ImportFrom | ast.If
-
-
-def statements(source: str) -> list[Statement]:
-    """Return all imports of a module's source, at any level, and its blocks for type checkers."""
-    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, Statement)]
-    return [node for node in found if not isinstance(node, ast.If) or ast.unparse(node.test) == "TYPE_CHECKING"]
-
-
 @cache
-def read(module: str) -> list[Statement]:
-    return statements(modules()[module].read_text(encoding="utf-8"))
+def read(module: str) -> list[ast.Import | ast.ImportFrom]:
+    """Return all imports of a module, at any level."""
+    tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def imports(by: str, found_in: list[Statement]) -> Iterator[Import]:
+def imports(by: str) -> Iterator[Import]:
     """Yield a module's imports of our packages."""
-    for node in found_in:
+    for node in read(by):
         if isinstance(node, ast.Import):
             found = [Import(by, alias.name, None) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert not node.level, f"{by} imports by a relative name"
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
             found = [
                 Import(by, full, None) if full in modules() else Import(by, str(node.module), alias.name)
                 for full, alias in zip(whole, node.names, strict=True)
             ]
-        else:
-            continue
         yield from (one for one in found if one.module.split(".")[0] in PACKAGES)
 
 
@@ -85,7 +70,7 @@ def ours() -> list[str]:
 
 @cache
 def everything() -> list[Import]:
-    return [one for by in modules() for one in imports(by, read(by))]
+    return [one for by in modules() for one in imports(by)]
 
 
 @cache
@@ -102,19 +87,7 @@ def component(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def strays_of_attacks(found: Iterator[Import] | list[Import]) -> list[Import]:
-    """Return the imports that attacks may not make: all but leaves, losses, sanity checks and value types of a set.
-
-    The report on a privacy claim may read the ledger, because it computes epsilon again. Commands of the command line
-    use what its other commands use.
-    """
-    allowed = {"attacks", *(f"distillkit.{name}" for name in (*LEAVES, *VALUES, "losses", SANITY_CHECKS))}
-    ledger = Import("attacks.reporting.privacy_claim", "distillkit.privacy", "Ledger")
-    own = [one for one in found if one.by.split(".")[0] == "attacks" and one.by != "attacks.commands" and one != ledger]
-    return [one for one in own if not {one.module.split(".")[0], component(one.module)} & allowed]
-
-
-def private(found: Iterator[Import] | list[Import]) -> list[Import]:
+def private(found: list[Import]) -> list[Import]:
     """Return the imports from another component of names that are in no `__all__`, or of `_utils` with an underscore.
 
     A module with a leading underscore is private to users and so to the examples; inside the packages its `__all__`
@@ -125,22 +98,6 @@ def private(found: Iterator[Import] | list[Import]) -> list[Import]:
     named = [one for one in across if one.name is not None]
     shared = [one.module.startswith("distillkit._utils.") and not str(one.name).startswith("_") for one in named]
     return hidden + [one for one, ours in zip(named, shared) if not ours and one.name not in exported(one.module)]
-
-
-def test_attacks_only_import_leaves_losses_and_value_types() -> None:
-    assert not strays_of_attacks(everything())
-
-
-def test_leaves_only_import_leaves() -> None:
-    ours = [one for one in everything() if component(one.by) in {f"distillkit.{leaf}" for leaf in LEAVES}]
-    assert {one.by for one in ours}
-    assert [one for one in ours if component(one.module).removeprefix("distillkit.") not in LEAVES] == []
-
-
-def test_sanity_checks_only_import_leaves_and_value_types() -> None:
-    ours = [one for one in everything() if component(one.by) == f"distillkit.{SANITY_CHECKS}"]
-    assert {one.by for one in ours}
-    assert [one for one in ours if component(one.module).removeprefix("distillkit.") not in (*LEAVES, *VALUES)] == []
 
 
 def test_components_only_import_exported_names_of_others() -> None:
@@ -165,26 +122,6 @@ def test_there_are_no_import_cycles(package: str) -> None:
     for module in sorted(edges):
         walk(module, ())
     assert len(done) > 5
-
-
-def test_the_packages_import_no_examples_tests_or_scripts() -> None:
-    scripts = {path.stem for path in (ROOT / "examples").iterdir()}
-    for name in ours():
-        tops = {
-            (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else alias.name.split(".")[0]
-            for node in read(name)
-            if not isinstance(node, ast.If)
-            for alias in node.names
-        }
-        assert not tops & {"examples", "tests", "docs", *scripts}, name
-
-
-def test_only_heavy_packages_are_imported_under_type_checking() -> None:
-    for name in ours():
-        blocks = [block for block in read(name) if isinstance(block, ast.If)]
-        named = [line.split()[1].split(".")[0] for block in blocks for line in map(ast.unparse, block.body)]
-        lazy = "lazy_submodules(" in modules()[name].read_text(encoding="utf-8")
-        assert lazy or set(named) <= set(HEAVY), name
 
 
 def test_the_version_is_that_of_the_project() -> None:
