@@ -169,14 +169,14 @@ def _of_gradients(
     num_classes: int, bias: Tensor | None, change: Tensor | None, weight: Tensor | None, size: int | None
 ) -> Iterator[Bounds]:
     if bias is not None:
-        row = _class_rows(check_bias(bias, 2), "bias_gradient", num_classes)
+        row = _class_rows(check_bias(bias), "bias_gradient", num_classes)
         low, high = _unbounded(num_classes)
         low[row < 0] = 1
         if size is not None:
             low = torch.maximum(low, (-row * size - 1e-4 * size).ceil().long())
         yield low, high, "the bias gradient of cross-entropy with hard labels, not scaled up"
     if change is not None:
-        row = _class_rows(check_bias(change, 2, "bias_change"), "bias_change", num_classes)
+        row = _class_rows(check_bias(change, name="bias_change"), "bias_change", num_classes)
         low, high = _unbounded(num_classes)
         low[row > 1e-5 * row.abs().max()] = 1
         yield low, high, "the bias change by plain SGD on cross-entropy with hard labels only"

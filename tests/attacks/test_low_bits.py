@@ -86,7 +86,7 @@ def test_scores_count_the_multiples_of_each_unit(std: float, shared: bool) -> No
 @pytest.mark.parametrize(
     ("released", "sums", "std", "why"),
     [
-        (torch.zeros(2, 3), torch.zeros(4), 1.0, r"released must be \[runs, ...\]"),
+        (torch.zeros(2, 3), torch.zeros(4), 1.0, r"released must be \[runs, ...\] .* got \[2, 3\] and \[4\]"),
         (torch.zeros(3), torch.zeros(3), 1.0, r"got \[3\] and \[3\]"),
         (torch.zeros(2, 3).long(), torch.zeros(3), 1.0, "released must be a floating tensor, got torch.int64"),
         (torch.zeros(2, 3), [0.0] * 3, 1.0, "sums must be a floating tensor, got list"),

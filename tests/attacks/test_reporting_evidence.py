@@ -359,7 +359,8 @@ def test_options_of_plain_fedavg_are_read_with_those_of_its_parts() -> None:
 
 def test_options_of_all_parts_of_a_method_are_listed() -> None:
     inner = {"object": "fl:ClientDP", "with": {"sigma": 2, "sigma_count": 0.5, "sigmas": "x", "rate": True}}
-    run = config({"args": [{"parts": [inner, {"object": "fl:Other", "with": {"sigma": 1.5}}]}], "with": {"rate": 0.25}})
+    parts = [inner, {"object": "fl:plain"}, {"object": "fl:Other", "with": {"sigma": 1.5}}]
+    run = config({"args": [{"parts": parts}], "with": {"rate": 0.25}})
     assert sorted(run.options("sigma")) == [0.5, 1.5, 2.0]
     assert run.options("rate") == [0.25]
     assert not run.starts_from_real

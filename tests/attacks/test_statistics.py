@@ -175,11 +175,11 @@ def test_threshold_selected_on_the_scores_is_refused() -> None:
 
 def test_few_false_positives_are_named() -> None:
     for false in (9, 10):
-        scores = torch.tensor([1.0, *[1.0] * false, *[0.0] * (1000 - false)])
-        point = at_threshold(scores, torch.arange(1001) < 1, 0.5)
+        scores = torch.tensor([0.0, 1.0, *[1.0] * false, *[0.0] * (1000 - false)])
+        point = at_threshold(scores, torch.arange(1002) < 2, 0.5)
         few = " (only 9 false positives)" if false == 9 else ""
-        assert str(point) == f"TPR 100.0 % (2.5 to 100.0) at FPR {false / 10:.2g} %{few}"
-        assert point == OperatingPoint(0.5, Rate.of(1, 1), Rate.of(false, 1000), false == 9)
+        assert str(point) == f"TPR 50.0 % (1.3 to 98.7) at FPR {false / 10:.2g} %{few}"
+        assert point == OperatingPoint(0.5, Rate.of(1, 2), Rate.of(false, 1000), false == 9)
     whole = at_threshold(torch.ones(20), torch.arange(20) < 5, 0.5, confidence=0.8)
     assert whole == OperatingPoint(0.5, Rate.of(5, 5, 0.8), Rate.of(15, 15, 0.8), False)
     assert str(whole).endswith(" at FPR 100 %")

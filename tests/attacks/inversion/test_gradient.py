@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from attacks import match, psnr
 from attacks.inversion import FedAvgUpdate, Gradient, Reconstruction, invert_message
 from attacks.inversion._search import signed_adam
+from attacks.inversion.reconstruction import _variation
 from distillkit import Normalization
 from distillkit.data import load
 from distillkit.networks import ConvNet, build
@@ -65,6 +66,8 @@ def test_lr_decays_as_in_the_paper_and_has_its_default() -> None:
     default, stated, *others = (invert_gradient(net, gradients, SHAPE, steps=3, **given).images for given in options)
     assert torch.equal(default, stated)
     assert not any(torch.equal(default, other) for other in others)
+    row = torch.tensor([[[[0.0, 1.0, 3.0]]]])
+    assert [float(_variation(one)) for one in (row, row.mT, row[..., :1])] == [1.5, 1.5, 0.0]
 
 
 @pytest.mark.parametrize("method", ["geiping", "dlg"])
