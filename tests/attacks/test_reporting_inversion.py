@@ -123,6 +123,10 @@ def test_the_search_gets_the_options(labels: str, run: Path, monkeypatch: pytest
         "The message of client 1 (the fewest records) in round 1, computed from 3 records, inverted as the server "
         f"could do it: by a search for images that would have caused it (7 steps, 3 start(s), 48 s; {source}). "
     )
+    near = told(run, Inversion(steps=7), outside)
+    [cells] = [part.cells for part in near.parts if isinstance(part, Table)]
+    held = [] if outside is None else [f"the nearest held-out image of {len(TEST)}"]
+    assert [row[0] for row in cells] == [f"the nearest private record of {len(TRAIN)}", *held]
     few, more = "covers 3 records; from more than 2", "covers 57 records; from more than 16"
     end = "this attack recovers hardly anything, which says nothing of stronger attacks"
     for changed, why, remedy in (

@@ -103,8 +103,8 @@ BAD: list[tuple[Any, str]] = [
     (lambda: invert_gradient(HEADLESS, [torch.ones(2, 64)], SHAPE), "labels must be given"),
     *(
         (
-            lambda c=c: invert_gradient(NET, GOOD, (c, 8, 8), normalization=Normalization((0.1, 0.2), (1, 1))),  # type: ignore[misc]
-            rf"normalization must have one value per channel of \({c}, 8, 8\), got 2",
+            lambda c=c: invert_gradient(NET, GOOD, (c, 8, 8), normalization=Normalization([0.1] * 8, [1] * 8)),  # type: ignore[misc]
+            rf"normalization must have one value per channel of \({c}, 8, 8\), got 8",
         )
         for c in (1, 3)
     ),

@@ -77,8 +77,9 @@ def test_scalar_parameters_are_supported() -> None:
     with torch.no_grad():
         network[1].weight.fill_(0.25)
         network[2].weight.copy_(torch.randn(3, 64, generator=derive(1)))
-    found = gradient_norm(network, IMAGES, LABELS)
-    assert (-found).tolist() == pytest.approx(by_hand(network, IMAGES, LABELS), rel=1e-5)
+    for images in (IMAGES, 1e25 * IMAGES):
+        found = gradient_norm(network, images, LABELS)
+        assert (-found).tolist() == pytest.approx(by_hand(network, images, LABELS), rel=1e-5)
 
 
 # The shadow classifier.
