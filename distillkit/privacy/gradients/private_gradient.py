@@ -52,7 +52,7 @@ class PrivateGradient:
     def __init__(
         self, parameters: Sequence[Tensor], *, sigma: float, clip: float, denominator: float, secret: Secret
     ) -> None:
-        check.instance(secret, Secret, "secret", "a Secret")
+        self._secret = check.instance(secret, Secret, "secret", "a Secret")
         self._sigma = check.real_number(sigma, "sigma", least=0.0)
         self._denominator = check.real_number(denominator, "denominator", above=0.0)
         if clip != math.inf:
@@ -62,7 +62,6 @@ class PrivateGradient:
                 f"clip must be finite unless sigma is 0, got sigma {sigma:g}: without a clip no noise is large enough"
             )
         self._parameters, self._clip = list(check.sequence(parameters, "parameters", "tensors")), clip
-        self._secret = check.instance(secret, Secret, "secret", "a Secret")
         if isinstance(parameters, Tensor) or not self._parameters:
             raise ValueError("parameters must be a list of one or more tensors; give [tensor] for one")
         for parameter in self._parameters:

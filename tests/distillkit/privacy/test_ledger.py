@@ -201,7 +201,9 @@ def test_two_ledgers_and_many_threads_share_one_file(tmp_path: Path) -> None:
         for ledger in (first, second):
             for client in range(4):
                 pool.submit(ledger.spend, replace(ONE, client=client))
+    assert first.head == second.head == Ledger(tmp_path / "l").head
     assert len(first.events) == len(second.events) == 8
+    assert (first.spends(0), first.spends()) == ([(2.0, 1.0, 2)], [(2.0, 1.0, 8)])
     assert first.epsilon() == second.epsilon() == compose([(2.0, 1.0, 2)], 1e-5).epsilon
 
 

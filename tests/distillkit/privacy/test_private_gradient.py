@@ -114,8 +114,11 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters() -> None:
         refused(lambda w=wrong: gradient.add(w), (TypeError, ValueError), "grad_samples must")
     words = r"sums must have the shapes of the parameters, \[\[2, 3\], \[4\]\], got \[\[2, 3\], \[5, 4\]\]"
     refused(lambda: gradient.add_clipped([first[0], second]), ValueError, words)
-    negative = {"sigma": -1.0, "clip": 1.0, "denominator": 1.0}
-    refused(lambda: PrivateGradient(parameters, secret=secret, **negative), ValueError, "sigma must be at least 0")
+    for wrong_number, words in (
+        ({"sigma": -1.0}, "sigma must be at least 0"), ({"denominator": 0.0}, "denominator must be greater than 0")
+    ):  # fmt: skip
+        numbers = {"sigma": 0.0, "clip": 1.0, "denominator": 1.0} | wrong_number
+        refused(lambda n=numbers: PrivateGradient(parameters, secret=secret, **n), ValueError, words)
     refused(lambda: PrivateGradient([], sigma=0.0, clip=1.0, denominator=1.0, secret=secret), ValueError, "one or more")
     refused(
         lambda: PrivateGradient(parameters, sigma=1.0, clip=math.inf, denominator=1.0, secret=secret),

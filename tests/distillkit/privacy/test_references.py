@@ -150,7 +150,7 @@ def test_condensation_equals_its_reference(
 
 def test_own_ledger_states_the_target_and_system_noise_is_fresh(skewed: LabeledImages, oblong_network: Factory) -> None:
     ledger = Ledger(budget=8.0, delta=1e-4)
-    options: dict[str, Any] = {"networks": RandomNetworks(oblong_network), "num_networks": 1, "ipc": 1, "steps": 1}
+    options: dict[str, Any] = {"networks": RandomNetworks(oblong_network), "num_networks": 2, "ipc": 1, "steps": 1}
     options |= {"epsilon": 8.0, "passes": Passes(first_num_networks=1, first_steps=1), "progress": False}
     options["delta"] = 1e-4
     first, second = (condense_private(skewed, ledger=own, **options) for own in (None, ledger))
@@ -261,6 +261,7 @@ def test_training_equals_its_reference(
     train_private(
         model, data, size=size, epsilon=epsilon, sigma=None if epsilon else 0.0, clip=clip, rate=rate, steps=5,
         lr=0.2, chunk=chunk, gradients=gradients, progress=False,
+        optimizer=(lambda p: torch.optim.SGD(p[::-1], lr=0.2)) if epsilon else None,
         ledger=Account(ledger, client=1, round=3, secret=Secret(5)),
     )  # fmt: skip
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
