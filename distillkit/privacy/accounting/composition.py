@@ -150,9 +150,8 @@ def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
         while len(cells) >= most:
             cells, step = _shifted(((i / 2, j / 2), n) for (i, j), n in cells.items()), 2 * step
         found = {(math.exp(i * step) * _DOWN, min(1.0, math.exp(-j * step) / _DOWN)): n for (i, j), n in cells.items()}
-    if at_one:
-        found[at_one**-0.5, 1.0] = found.get((at_one**-0.5, 1.0), 0) + 1
-    return tuple((sigma, rate, count) for (sigma, rate), count in sorted(found.items()))
+    whole = [(at_one**-0.5, 1.0, 1)] if at_one else []
+    return tuple(sorted([*whole, *((sigma, rate, count) for (sigma, rate), count in found.items())]))
 
 
 def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[int, int], int]:

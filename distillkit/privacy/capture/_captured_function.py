@@ -419,9 +419,7 @@ class _ForBatches(Transformer):
 
 def _memory_order(sizes: Sequence[int], strides: Sequence[int]) -> list[int] | None:
     """Return a tensor's dimensions by decreasing stride; None if the tensor does not fill one memory block exactly."""
-    order = sorted(
-        range(len(sizes)), key=lambda i: (strides[i] if sizes[i] > 1 else float("inf"), sizes[i]), reverse=True
-    )
+    order = sorted(range(len(sizes)), key=strides.__getitem__, reverse=True)
     expected = 1
     for i in reversed(order):
         if sizes[i] > 1 and strides[i] != expected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -201,6 +202,11 @@ def test_network_that_holds_records_is_refused(entry: Callable[..., None]) -> No
     if entry in trained:
         loss = functools.partial(lambda bank, z, y: F.cross_entropy(z * bank.mean(), y, reduction="none"), DATA.images)
         refused(lambda: entry(Holding(), ledger, loss=loss), NotCapturable, "or its loss uses the")
+    if entry is train:  # constants that no object reaches
+        copies = [torch.zeros(1, 2, 8, 8), DATA.images.clone()]
+        public, private = map(weakref.ref, copies)
+        network = Holding(lambda m, x: x - public() - private().mean(0))  # type: ignore[operator]
+        refused(lambda: entry(network, ledger), NotCapturable, "a copy of a private record")
     assert ledger.events == ()
     assert all(torch.equal(a, b) for a, b in zip(before, PARENT))
     for network in (Holding(), Holding(centred, bank=torch.randn(5, 2, 8, 8, generator=derive(1)))):

@@ -259,8 +259,8 @@ def test_training_equals_its_reference(
             p.data -= 0.2 * part.view_as(p)
     ledger = Ledger()
     train_private(
-        model, data, size=size, epsilon=epsilon, sigma=None if epsilon else 0.0, clip=clip, rate=rate, steps=5,
-        lr=0.2, chunk=chunk, gradients=gradients, progress=False,
+        model, *((data,) if records else data), size=size, epsilon=epsilon, sigma=None if epsilon else 0.0, clip=clip,
+        rate=rate, steps=5, lr=0.2, chunk=chunk, gradients=gradients, progress=False,
         optimizer=(lambda p: torch.optim.SGD(p[::-1], lr=0.2)) if epsilon else None,
         ledger=Account(ledger, client=1, round=3, secret=Secret(5)),
     )  # fmt: skip

@@ -295,6 +295,7 @@ def test_non_separable_losses_are_refused(toy_set: LabeledImages, toy_network: F
         return 1 - torch.cosine_similarity(embedding.mean(0), means.mean(0), 0)
 
     ledger = Ledger()
+    cosine_of_means.separable = "no"  # type: ignore[attr-defined]
     with pytest.raises(NotSeparable, match="cosine_of_means is not declared .* use condense_private"):
         image_sgd(
             toy_set, size=12, sigma=1.0, networks=RandomNetworks(toy_network), loss=cosine_of_means, ledger=ledger
