@@ -338,8 +338,13 @@ def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory)
     Passes(histogram_share=0.5, first_share=0.5)
     for clip in (0.0, 9e-13, 1.1e30, math.nan):
         refused(lambda c=clip: PublicEmbedders(networks, 1, like=toy_set, clip=c), ValueError, "clip")
-    with pytest.raises(ValueError, match="size must hold 3 positive numbers, one per class, got"):
-        condense_private(toy_set, epsilon=1.0, networks=networks, size=torch.ones(4))
+    for size, words in (
+        (torch.ones(4), "hold 3 positive numbers, one per class, got"),
+        (torch.ones(3, 1), "be one positive number, or one per class, got"),
+        (torch.tensor([1.0, 0.0, 1.0]), "be one positive number, or one per class, got"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"size must {words}"):
+            condense_private(toy_set, epsilon=1.0, networks=networks, size=size)
     for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}, {"clip": 0.0}):
         with pytest.raises(ValueError, match=next(iter(option))):
             image_sgd(toy_set, **{"size": 12, "sigma": 1.0, "networks": RandomNetworks(toy_network)} | option)  # type: ignore[arg-type]
