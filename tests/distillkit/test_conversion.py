@@ -59,7 +59,7 @@ class Lazy(Dataset[tuple[Any, Any]]):
 def encoded(picture: Image.Image) -> dict[str, Any]:
     file = io.BytesIO()
     picture.save(file, "PNG")
-    return {"bytes": file.getvalue(), "path": None}
+    return {"bytes": file.getvalue(), "path": "name of the original.png"}
 
 
 class Stream(IterableDataset[tuple[Tensor, int]]):

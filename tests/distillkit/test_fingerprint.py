@@ -86,6 +86,14 @@ def net(width: int = 4, activation: Callable[[], nn.Module] = nn.ReLU, outputs: 
     )
 
 
+class Buffered(nn.ReLU):
+    """A ReLU with a buffer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("unused", torch.zeros(2))
+
+
 def test_network_identity_covers_class_shapes_and_function(global_rng_untouched: None) -> None:
     first = network_fingerprint(net(), IMAGES)
     assert first == network_fingerprint(net(), IMAGES[:1].double())
@@ -93,6 +101,7 @@ def test_network_identity_covers_class_shapes_and_function(global_rng_untouched:
     for other, keys in (
         (net(width=5), {"parameters", "shapes", "outputs"}),
         (net(activation=nn.LeakyReLU), {"outputs"}),
+        (net(activation=Buffered), {"shapes"}),
         (net(seed=1), {"outputs"}),
         (net(activation=lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4))), {"parameters", "shapes", "outputs"}),
     ):

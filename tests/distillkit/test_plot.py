@@ -149,7 +149,7 @@ def test_selection_shows_each_part_on_its_side() -> None:
 
 
 def test_histogram_counts_pixels_per_channel_in_per_cent() -> None:
-    images = torch.tensor([0.05, 0.15, 0.15, 0.95]).view(1, 1, 2, 2).repeat(1, 3, 1, 1)
+    images = torch.tensor([0.05, 0.15, 0.15, 0.95]).view(1, 1, 1, 4).repeat(1, 3, 1, 1)
     images[0, 1] = 0.5
     figure = plot.pixel_histogram({"one": LabeledImages(images, torch.tensor([0]))}, bins=10)
     red, green, blue = (patch.get_data() for patch in figure.axes[0].patches)

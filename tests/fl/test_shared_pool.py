@@ -38,6 +38,7 @@ def test_three_rounds_equal_those_computed_by_hand(clip: float | None, as_set: b
         pool = LabeledImages.from_pixels(pool, torch.arange(5), normalization=space)
         pool = pool.replace(images=pool.images - 1e-3)  # less than half a level in pixels
     addon = SharedPool(pool, keep=5, rate=0.5, steps=4, batch=2, lr=0.05, clip=clip)
+    assert addon.pixels.unique().tolist() == [51]
     run = simulate(
         FedAvg(
             addon, factory=Scaled, initial={"head.weight": torch.tensor(START).float()[:, None]}, lr=0.1, momentum=0.9,

@@ -200,6 +200,7 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
     half = Normalization((0.5,) * 3, (0.25,) * 3)
     crops = PATCHES.set([5, 2], torch.tensor([1, 0]), num_classes=4, normalization=half)
     assert torch.allclose(crops.pixels(), FEW[[5, 2]], atol=1e-6)
+    assert crops.normalization == half
     assert crops.columns["index"].tolist() == [5, 2]
     assert crops.num_classes == 4
     assert crops.info["digest"] == PATCHES.digest
