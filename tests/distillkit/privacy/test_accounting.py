@@ -119,6 +119,7 @@ def test_filter_order_allows_the_most_releases(sigma: float, rate: float, budget
 
 @settings(max_examples=8)
 @given(st.lists(st.lists(st.tuples(st.sampled_from(SIGMAS), st.sampled_from(RATES), COUNTS), max_size=3), max_size=5))
+@example([[(0.7, 0.01, 10)], [(2.0, 1.0, 1)]])  # the smaller epsilon has the larger cheap bound
 def test_largest_bound_over_clients_equals_that_of_each_client_alone(
     every: list[list[tuple[float, float, int]]],
 ) -> None:

@@ -402,4 +402,11 @@ def test_error_of_an_optimizer_says_that_the_steps_are_charged(toy_set: LabeledI
         refused(lambda m=model, d=data: train(m, d), ValueError, words)
     found = LabeledImages(toy_set.images, toy_set.labels, normalization=toy_set.normalization)  # classes not given
     train(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).double(), found)
-    train(linear(), toy_set.replace(labels=F.one_hot(toy_set.labels, 3).double()))
+    soft = toy_set.replace(labels=F.one_hot(toy_set.labels, 3).double())
+    train(linear(), soft)
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double()
+    turned = lambda z, y: -(y * z[:, :3].log_softmax(1)).sum(1).flip(0)  # noqa: E731
+    refused(lambda: train(wide, soft, loss=turned), NotSeparable, "the losses of 6 examples in a batch differ")
+    words = r"lr must be finite and at most 3.4e\+38 for these parameters, got 1e\+39"
+    mixed = First(lambda x: x.flatten(1))  # of float32 and float64
+    refused(lambda: train(mixed, toy_set, optimizer=lambda p: torch.optim.SGD(p, lr=1e39)), ValueError, words)
