@@ -107,13 +107,17 @@ def summed(kind: str, network: nn.Module, images: Tensor, labels: Tensor, *, cli
 
 
 @pytest.mark.parametrize("kind", GRADIENTS)
-def test_only_the_given_parameters_are_trained(kind: str) -> None:
+def test_only_the_given_parameters_are_trained_on_all_columns(kind: str) -> None:
+    def weighted(network: nn.Module, images: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        return weights * losses(network, images, labels)
+
     network = build(lambda: flat(nn.Tanh()).double(), 0)
-    images, labels = torch.randn(9, 1, 5, 4, generator=derive(1), dtype=torch.float64), torch.arange(9) % 3
+    images = torch.randn(9, 1, 5, 4, generator=derive(1), dtype=torch.float64)
+    columns = images, torch.arange(9) % 3, torch.arange(9).double()
     trained = {"1.weight": network.get_parameter("1.weight")}
     private = PrivateGradient([*trained.values()], sigma=0.0, clip=math.inf, denominator=1.0, secret=Secret())
-    clipped_gradients(kind, network, losses, (images, labels), trained=trained).add_to(private, images, labels)
-    wanted = torch.autograd.grad(losses(network, images, labels).sum(), [*trained.values()])
+    clipped_gradients(kind, network, weighted, columns, trained=trained).add_to(private, *columns)
+    wanted = torch.autograd.grad(weighted(network, *columns).sum(), [*trained.values()])
     torch.testing.assert_close(private.take(), [*wanted])
 
 
