@@ -197,7 +197,8 @@ RISE = torch.tensor([-0.5, 0.5])
 
 def test_updates_without_bounds_are_counted_and_others_shown() -> None:
     noisy = torch.tensor([0.5, 0.25])  # no softmax's: its sum is not 0
-    section = class_section(seen(updates=[(0, RISE, 4), (1, noisy, 4), (2, noisy / 0, 4)]))
+    others = [(3, torch.zeros(n), 4) for n in (1, 3)]  # not of the output layer
+    section = class_section(seen(updates=[(0, RISE, 4), (1, noisy, 4), (2, noisy / 0, 4), *others]))
     assert rows(section) == [("0", "1", "none", "1")]
     assert "2 updates allow no certain conclusion: bias_change must sum to 0" in words(section)
     [(kind, said)] = section.leaks
@@ -306,7 +307,7 @@ def test_adversaries_are_listed_with_what_the_folder_has() -> None:
         ("the server", "every message of every client"),
         ("recipients of the models", "the global model, the last or all"),
     )
-    bare = adversary_section(folder(history=[{}]))
+    bare = adversary_section(folder())
     assert rows(bare) == [(*first, "not in the folder"), sums, (*last, "not in the folder")]
     assert (words(bare), bare.missing) == (
         "",
