@@ -157,7 +157,8 @@ def test_sent_images_are_above_the_nearest_records() -> None:
         assert found.parts[2:] == ["40 images were sent in 2 round(s)."]
         assert found.missing == ["whether similarity is a leak: give non_members=, such as the test set"] * (not more)
     alone = nearest_section(observed([sent]))
-    assert alone.parts[0] == image_grid([sent[rows["at random"]]], "Sent images, chosen at random.")
+    shown = image_grid([sent[rows["at random"]]], "Sent images, chosen at random.")
+    assert alone.parts == [shown, "40 images were sent in 1 round(s)."]
     assert alone.missing == ["which records the sent images show: give members=, the private training images"]
 
 

@@ -342,7 +342,9 @@ def test_a_claim_is_told_with_its_conditions(tmp_path: Path) -> None:
     assert "a key is known" in words(claim_section(seen(folder(path=tmp_path, history=[{"privacy": more}])), None))
     held = {"epsilon": 2.0, "delta": 1e-5, "relation": "one", "valid_if": "planned"}
     start = "Claimed: epsilon 2 at delta 1e-05 (one), as the run recorded it."
-    assert told(held | more) == [start, "It holds if planned.", *ends]
+    for epsilon in (2, 0):
+        first = start.replace("epsilon 2", f"epsilon {epsilon}")
+        assert told(held | more | {"epsilon": epsilon}) == [first, "It holds if planned.", *ends]
     lost = {"epsilon": None, "reason": "seeded", "nominal_epsilon": 3.125, "valid_if": "planned"}
     hoped = "With secret noise it would be epsilon 3.125."
     assert told(lost | more) == ["No guarantee holds: seeded.", hoped, *ends]
