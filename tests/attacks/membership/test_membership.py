@@ -16,6 +16,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from attacks.membership import VARIANCES, lira, loss, margin, nearest, rmia, stable_logit
+from attacks.membership.lira import _trigamma_inverse
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -136,6 +137,8 @@ def test_equal_spreads_make_the_conjugate_prior_certain() -> None:
     out = base[6:, 0].numpy()
     z = -out.mean() / math.sqrt(out.var(ddof=1) * (1 + 1 / 6))
     assert torch.allclose(found, torch.full((50,), float(norm.logcdf(z) - norm.logsf(z)), dtype=torch.float64))
+    for nearly in (1e9, 1e3, 1e-3):
+        assert _trigamma_inverse(float(polygamma(1, nearly))) == pytest.approx(nearly)
 
 
 def test_scores_without_spread_are_refused_for_every_variance() -> None:
