@@ -113,6 +113,7 @@ def test_foreign_text_cannot_become_markup() -> None:
 def test_report_of_a_run_without_transcript_says_so(runs: Path, tmp_path: Path) -> None:
     run = copied(runs / "real", tmp_path)
     shutil.rmtree(run / "transcript")
+    (run / "transcript").mkdir()
     found = report(run, **GIVEN)
     assert found.html == run / "report" / "report.html"
     assert any("run again with simulate(..., out=RunFolder(path, transcript=True))" in line for line in found.missing)
@@ -237,7 +238,7 @@ def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
         with pytest.raises(DamagedRun, match=f"has the format {form}, but this version supports 'distillkit.run/2'"):
             report(broken(f"later{number}", "config.json", text))
     refused(lambda: report(broken("set", "set.safetensors", b"no")), DamagedRun, "set.safetensors cannot be read")
-    with pytest.raises(DamagedRun, match="model.safetensors cannot be read"):
+    with pytest.raises(DamagedRun, match="checkpoint.model.safetensors cannot be read"):
         report(broken("model", "checkpoint/model.safetensors", b"no"), **GIVEN, network=convnet(10))
 
 

@@ -63,6 +63,8 @@ def test_confident_records_do_not_tie() -> None:
     found = stable_logit(logits, torch.tensor([0, 0]))
     assert (found.tolist(), found.dtype) == ([60.0, 65.0], torch.float64)
     assert logits.softmax(1)[:, 0].tolist() == [1.0, 1.0]
+    with pytest.warns(UserWarning, match="the network of `logits` must return logits"):
+        stable_logit(logits.softmax(1), torch.tensor([0, 0]))
 
 
 # LiRA.
