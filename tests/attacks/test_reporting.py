@@ -159,7 +159,7 @@ def test_shadows_are_run_and_evaluated(runs: Path, tmp_path: Path, monkeypatch: 
     options: dict[str, Any] = {"workers": 3, "progress": False}
     found = report(runs / "average", pipeline, **GIVEN, out=tmp_path, shadows=10, **options)
     assert any("separates members from non-members" in leak for leak in found.leaks)
-    assert "10 shadows" in found.markdown.read_text(encoding="utf-8")
+    assert "10 shadows: the whole pipeline" in found.markdown.read_text(encoding="utf-8")
     assert asked == [(10, {"out": tmp_path / "shadows", **options})]
 
 

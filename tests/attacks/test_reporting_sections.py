@@ -67,6 +67,8 @@ def test_published_set_states_its_claim_and_lacks_a_ledger() -> None:
     own = folder(published_set=made, history=[{"privacy": {"epsilon": 9.0}}])
     assert "Claimed: epsilon 9 at" in words(claim_section(seen(own), None))
     assert "No epsilon is claimed" in words(claim_section(seen(folder(published_set=images(0, ipc=3))), None))
+    lost = folder(published_set=images(0, epsilon=None, reason="seeded"))
+    assert "No guarantee holds: seeded." in words(claim_section(seen(lost), None))
 
 
 def test_each_client_is_charged_for_all_of_its_replies(tmp_path: Path) -> None:
