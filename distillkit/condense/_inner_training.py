@@ -99,6 +99,7 @@ class TrainedNetwork:
         This applies to the layers in the attribute `norms`, which used batch statistics before.
         """
         for norm in self.norms:
+            norm.reset_running_stats()
             norm.momentum = 1.0  # the statistics become those of the next batch
             norm.train()
         self.network(images)

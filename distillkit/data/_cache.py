@@ -135,7 +135,7 @@ def open_cache(
     prefix = f"{source.name}-{_short(f'{source} {options}')}-{'x'.join(map(str, shape))}"
     complete = where / f"{prefix}-{_short(settings)}.safetensors"
     with _LOCK:
-        if (found := _read_cache(complete)) is not None:
+        if (found := _read_cache(complete, count, shape)) is not None:
             return found
         size = count * math.prod(shape)
         if not chosen:
@@ -145,7 +145,7 @@ def open_cache(
             )
         lock = where / f".{prefix}.lock"
         with _writable(where, size), locked(lock, f"the cache {complete}", wait=_PATIENCE):
-            if (found := _read_cache(complete)) is None:
+            if (found := _read_cache(complete, count, shape)) is None:
                 for old in where.glob(f"{glob.escape(prefix)}-*"):  # caches of earlier states of the source
                     if old.stem != complete.stem:
                         old.unlink(missing_ok=True)
@@ -153,8 +153,8 @@ def open_cache(
                 what = f"caching {source.name} ({format_bytes(size)})"
                 with bar(count, what, unit="picture", progress=progress) as shown:
                     fill(writer, shown.update)
-                writer.finish()
-                found = _read_cache(complete)
+                writer.finish(source)
+                found = _read_cache(complete, count, shape)
     assert found is not None
     return found
 
@@ -196,11 +196,12 @@ class CacheWriter:
 
         This requires that the file of hashes and the file of pixels exist, and that the latter has a valid header.
         """
-        try:
-            _header(self._pixels)
-        except (FileNotFoundError, ValueError):
+        if not (self._pixels.exists() and self._rows.exists()):
             return False
-        return self._rows.exists()
+        try:
+            return _header(self._pixels)[1:] == (self.count, self.shape)
+        except ValueError:
+            return False
 
     def missing(self, begin: int, end: int) -> list[int]:
         """Return the indices in range(begin, end) whose pictures are missing or incomplete."""
@@ -231,10 +232,11 @@ class CacheWriter:
             file.seek(begin * self._row)
             file.write(facts)
 
-    def finish(self, more: Mapping[str, Tensor] | None = None, facts: Mapping[str, str] = _NONE) -> None:
+    def finish(self, source: Path, more: Mapping[str, Tensor] | None = None, facts: Mapping[str, str] = _NONE) -> None:
         """Flush the pictures to disk, and mark the cache as complete.
 
         Args:
+            source: file or folder with the pictures; its name is recorded in the cache.
             more, facts: further tensors and facts that are recorded.
         """
         with self._pixels.open("r+b") as file:
@@ -243,7 +245,7 @@ class CacheWriter:
         rows = np.frombuffer(self._rows.read_bytes(), np.uint8).reshape(self.count, self._row)
         sums = np.ascontiguousarray(rows[:, _DIGEST:]).view(np.int64).reshape(self.count, 2, self.shape[0])
         tensors = {"digests": torch.from_numpy(rows[:, :_DIGEST].copy()), "sums": torch.from_numpy(sums)}
-        facts = {"format": _FORMAT, "rounding": _ROUNDING, **facts}
+        facts = {"format": _FORMAT, "source": str(source), "rounding": _ROUNDING, **facts}
         write_tensors(self._complete, {**tensors, **(more or {})}, facts)
         self._rows.unlink()
 
@@ -264,14 +266,15 @@ def fill_in_threads(
             done(future.result())
 
 
-def _read_cache(complete: Path) -> Cache | None:
+def _read_cache(complete: Path, count: int, shape: Shape) -> Cache | None:
     """Return the cache whose `.safetensors` file is `complete`, or None if the cache is missing or damaged."""
     if not (complete.is_file() and complete.with_suffix(".npy").is_file()):
         return None
     try:
-        return open_written(complete)[0]
+        cache, _, _ = open_written(complete)
     except ValueError:
         return None
+    return cache if (len(cache.file.digests), cache.file.shape) == (count, shape) else None
 
 
 def open_written(complete: Path) -> tuple[Cache, dict[str, Tensor], dict[str, str]]:

@@ -129,7 +129,7 @@ def _write(dataset: Any, complete: Path, progress: bool, options: dict[str, Any]
     if words:
         own, found["names"] = conversion.label_indices(words, name="the labels of dataset")
     writer.count = count
-    writer.finish({"labels": own}, {"found": json.dumps(found)})
+    writer.finish(complete, {"labels": own}, {"found": json.dumps(found)})
 
 
 def _converted(block: Any, begin: int, options: dict[str, Any]) -> LabeledImages:

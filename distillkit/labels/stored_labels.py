@@ -91,7 +91,7 @@ class StoredLabels:
                 raise ValueError(f"{shape[2]} logits of {self.num_classes} classes need their class indices")
         elif index.shape != shape or index.is_floating_point() or not 0 < shape[2] <= self.num_classes:
             raise ValueError(f"classes {index.dtype} {list(index.shape)} do not fit logits {list(shape)}")
-        elif not 0 <= int(index.min()) <= int(index.max()) < self.num_classes:
+        elif index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.num_classes:
             raise ValueError(f"classes must be in [0, {self.num_classes}), got up to {int(index.max())}")
 
     @property
@@ -137,7 +137,7 @@ class StoredLabels:
             loaded = StoredLabels(tensors.pop("logits"), tensors.pop("classes", None), **facts)
             if tensors:
                 raise ValueError(f"it has other tensors: {', '.join(tensors)}")
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
         return loaded
 

@@ -175,7 +175,8 @@ class PublicEmbedder:
         known, captured = self._captured.get(key, (None, None))
         if captured is not None and known == kinds:  # perhaps captured before these records were declared
             captured.refuse_records()
-            active_records().refuse_reachable(self.network, function_name)
+            for code in (self.network, self.augment):
+                active_records().refuse_reachable(code, function_name)
             return captured
         captured = capture(
             function, shared, [example], function_name=function_name, names=self._call.names(), modules=modules

@@ -175,6 +175,7 @@ def train_private(
     declare_records(*real, *real.columns.values())
     records = active_records()
     records.refuse_reachable((network, row_loss), "the network or its loss")
+    records.refuse_state(network, f"the network {type(network).__name__}")
 
     columns = 0  # of the logits: a number of classes that was found in the labels would depend on one record
 

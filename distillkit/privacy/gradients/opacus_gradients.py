@@ -234,8 +234,8 @@ class OpacusGradients:
 
     @contextmanager
     def _plainly(self) -> Iterator[None]:
-        """Compute gradients without PyTorch's warning about hooks on the first layer."""
-        with torch.enable_grad(), warnings.catch_warnings():
+        """Compute gradients in full precision, without PyTorch's warning about hooks on the first layer."""
+        with torch.autocast(self._device.type, enabled=False), torch.enable_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             yield
 
