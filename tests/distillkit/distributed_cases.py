@@ -159,10 +159,15 @@ def main(rank: int, size: int, folder: Path, case: str) -> None:
             over_repeats(lambda i: rank, 2, group=alone[1 - rank])
         except ValueError as error:
             found["other group"] = str(error)
-        acts = {"fail": (fail, 50.0), "sleep": (lambda: time.sleep(1.5), 0.5)}
-        for name, (act, timeout) in acts.items():
+        slow = partial(late, rank=1, act=lambda: time.sleep(1.5))
+        acts = {
+            "fail": (partial(late, rank=1, act=fail), 50.0),
+            "sleep": (slow, 0.5),
+            "all": (lambda classes: real, 50),
+        }
+        for name, (function, timeout) in acts.items():
             try:
-                over_classes(partial(late, rank=1, act=act), CLASSES, timeout=timeout)
+                over_classes(function, CLASSES, timeout=timeout)
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
     elif case == "group":  # the processes of a group share the work, and others need not call anything

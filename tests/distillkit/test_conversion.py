@@ -240,6 +240,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     ),
     "an empty word": (PICTURES, {"labels": [*WORDS[:5], ""]}, ValueError, r"1 of 6 are not, such as .*\[5\]"),
     "no label": (Lazy(PIXELS, [None] * 6), {}, TypeError, r"label of data\[0\] must be a class index .*NoneType"),
+    "a row as label": (Lazy(PIXELS, [{"a": 1, "b": 2}] * 6), {}, TypeError, r"got a dict of a, b$"),
     "float labels": (Lazy(PIXELS, LABELS.float()), {}, TypeError, "integer dtype"),
     "words in an array": (np.array([["a"]]), {"labels": [0]}, TypeError, "data must hold numbers"),
     "ragged labels": (PIXELS, {"labels": [[0], [1, 2]]}, TypeError, "labels must be a tensor or a regular list"),

@@ -36,6 +36,7 @@ def test_tensors_are_shown_by_dtype_and_shape_unless_short() -> None:
         "Result(images=float32 [2, 1, 4, 4], labels=[0, 1, 2], scores={'a': float64 [50]}, "
         "parts=([0.0, 0.0], [0.0, 0.0]), made_by=eye, steps=3)"
     )
+    assert "parts=([0.0, 0.0], 3), " in repr(Result(one, one, {}, (one, 3), torch.eye, 3))
     assert "parts=11 tensors" in repr(Result(one, one, {}, (one,) * 11, torch.eye, 3))
     few, many = torch.zeros(1, 2), torch.arange(11)
     assert "images=float32 [1, 2], labels=int64 [11], " in repr(Result(few, many, {}, (), torch.eye, 3))

@@ -91,6 +91,7 @@ def test_failed_or_late_process_is_an_error_in_the_others(two: Any) -> None:
     assert other["fail"] == f"RuntimeError: over_classes failed in process 1 of the group: {own['fail']}"
     words = "RuntimeError: over_classes lost a process, which was killed or did not answer for 0.5 s"
     assert other["sleep"].startswith(words)
+    assert "function must return images of classes=" in own["all"]
 
 
 @pytest.mark.slow

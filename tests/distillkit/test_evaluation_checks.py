@@ -221,6 +221,9 @@ def test_each_warning_is_given_once_in_a_block() -> None:
         warn("a")
 
     assert said(work) == ["a", "b", "a"]
+    with pytest.warns(UserWarning, match="^c$") as seen:
+        warn("c")
+    assert seen[0].filename == __file__
     assert levels == [True, False]
 
 

@@ -228,6 +228,7 @@ def test_note_of_an_earlier_process_with_the_same_id_blocks_nothing(tmp_path: Pa
     other.stdout.readline()
     note = json.loads((tmp_path / "another.json").read_text(encoding="utf-8"))
     assert note["pid"] == other.pid
+    assert note["started"] == Path(f"/proc/{other.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     for changed in ({"started": "1"}, {"host": "elsewhere"}):
         lock.with_suffix(".json").write_text(json.dumps({**note, **changed}), encoding="utf-8")
         assert tried(start, lock) == "got it"

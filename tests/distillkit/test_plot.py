@@ -185,7 +185,7 @@ def test_histogram_reports_outliers_and_shares_its_scale() -> None:
 
 def test_tsne_has_a_marker_per_client_and_a_colour_per_class() -> None:
     clients = {"a": torch.randn(20, 3, generator=G), "b": torch.randn(10, 3, generator=G)}
-    labels = {"a": torch.arange(20) % 2, "b": torch.ones(10, dtype=torch.long)}
+    labels = {"b": torch.ones(10, dtype=torch.long), "a": torch.arange(20) % 2}  # in another order than the rows
     figure = plot.tsne(clients, labels, classes=["cat", "dog"])
     first, second = figure.axes[0].collections
     assert (len(first.get_offsets()), len(second.get_offsets())) == (20, 10)
@@ -417,6 +417,7 @@ EMPTY = make(1)[:0]
     ("call", "error", "words"),
     [
         (lambda: plot.grid(make(), classes=["a"]), ValueError, "1 names for 3 classes"),
+        (lambda: plot.grid(make(), classes=list("abcd")), ValueError, "4 names for 3 classes"),
         (lambda: plot.grid(make().images), TypeError, "labels must be given"),
         (lambda: plot.selection(make(), torch.tensor([12])), ValueError, "selected must be below"),
         (lambda: plot.selection(make(), torch.tensor([3, 1, 3])), ValueError, "each index once, got 3 2 times"),
@@ -437,6 +438,7 @@ EMPTY = make(1)[:0]
         (lambda: plot.pairwise_mmd({"a": torch.zeros(3, 2), "b": torch.zeros(3, 4)}), ValueError, r"\[2, 4\]"),
         (lambda: plot.pairwise_mmd({"a": torch.zeros(3)}), ValueError, r"embeddings\['a'\] must have two"),
         (lambda: plot.mmd_table(two_clients(), {"a": torch.zeros(3, 2)}), ValueError, "after must have the clients"),
+        (lambda: plot.mmd_table(two_clients(), dict.fromkeys("ba", torch.rand(3, 5))), ValueError, "in the same order"),
         (lambda: plot.partition(torch.tensor([0]), []), ValueError, "at least one client"),
         (lambda: plot.partition(torch.tensor([0]), [torch.tensor([1])]), ValueError, r"parts\[0\] must be below"),
         (lambda: plot.curves({}), ValueError, "at least one name"),

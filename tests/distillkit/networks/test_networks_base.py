@@ -58,6 +58,8 @@ class TestSplit:
     def test_split_of_a_split_is_itself(self) -> None:
         network = split(build(Users, 0))
         assert split(network) is network
+        named = split(network, classifier="model.conv")
+        assert torch.equal(named.classifier(images()), network.model.conv(images()))
 
     def test_features_are_flattened_for_a_named_classifier(self) -> None:
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 5), nn.ReLU(), nn.Linear(5, 2))
@@ -186,11 +188,12 @@ class TestInitialize:
         refused(lambda: initialize(nn.Sequential(Half()), 0), TypeError, r"cannot redraw 0 \(Half\)")
 
     def test_parameters_missed_by_reset_parameters_are_kept(self, global_rng_untouched: None) -> None:
-        one, two, other = (build(lambda: nn.Sequential(nn.LSTM(2, 2), nn.Linear(2, 2)), seed) for seed in (0, 0, 1))
+        one, two, other = (build(lambda: nn.Sequential(nn.LSTM(2, 2), nn.LSTM(2, 2)), seed) for seed in (0, 0, 1))
         for a, b, c in zip(one.parameters(), two.parameters(), other.parameters(), strict=True):
             assert torch.equal(a, b)
             assert not torch.equal(a, c)
             assert a.abs().max() <= 2**-0.5
+        assert not torch.equal(one[0].weight_ih_l0, one[1].weight_ih_l0)
         half = Half()
         refused(lambda: initialize(half, 0), TypeError, r"redraw=lambda network, generator")
         assert half.one.tolist() == half.two.tolist() == [0.0] * 3

@@ -39,7 +39,7 @@ def test_every_candidate_is_drawn_or_named() -> None:
 def test_tasks_are_drawn_by_cost_side_by_side_from_a_folder(tmp_path: Path) -> None:
     runs = [*RUNS, record([0.5, 0.6, 0.7], "FedAvg", task="other")]
     figure = curves(write(tmp_path, runs), by="bytes")
-    assert [ax.get_title().splitlines()[0] for ax in figure.axes] == ["digits", "other"]
+    assert [ax.get_title() for ax in figure.axes] == ["digits\nwithout a number: Local", "other"]
     assert [*figure.axes[1].lines[0].get_xdata()] == pytest.approx([3, 6, 9])
     assert len(curves(tmp_path, task="other", by="client_seconds").axes) == 1
 

@@ -440,16 +440,19 @@ def test_own_rule_needs_own_tests_where_it_chooses(tmp_path: Path) -> None:
     Study(tmp_path / "a", task(), tuned, rule="own", tune_on=task("other", own_tests=0.2))
     Study(tmp_path / "b", task(), {"A": known(search=grid(value=[1, 2]))}, rule="own")  # finds its accuracy itself
     Study(tmp_path / "c", task(), {"A": Owned(lambda factory: Number(1.0))}, rule="own")  # nothing is chosen
+    own = {"A": replace(tuned["A"], rule="own")}
+    refused(lambda: Study(tmp_path / "d", task(), own, rule="last"), ValueError, "the task 'made' has none")
 
 
 def test_invalid_candidate_is_refused_with_the_reason() -> None:
     refused(lambda: known(tasks=[]), ValueError, "tasks must hold at least one")
     refused(lambda: known(tasks="digits"), TypeError, "tasks")
-    refused(lambda: Known(3), TypeError, "make must be a function")
+    refused(lambda: Known(3), TypeError, "make must be a function .*, got int$")
     refused(lambda: Known(dict), TypeError, "make must state its arguments, which <class 'dict'> does not")
     refused(lambda: known(search=[]), ValueError, "search must hold at least one")
     refused(lambda: known(search=["lr"]), TypeError, "search\\[0\\]")
-    refused(lambda: known(search=grid(value=[1, 2]), like="A"), ValueError, "like='A'")
+    for search in (grid(value=[1, 2]), grid(value=[1])):
+        refused(lambda search=search: known(search=search, like="A"), ValueError, "like='A'")
     assert grid(a=[1, 2], b=[3, 4]) == [{"a": 1, "b": 3}, {"a": 1, "b": 4}, {"a": 2, "b": 3}, {"a": 2, "b": 4}]
     refused(lambda: grid(lr=[]), ValueError, "lr must have at least one value")
 
@@ -558,12 +561,16 @@ def test_evaluation_options_are_checked_before_the_set_is_made(wrong: dict[str, 
 
 
 def test_private_condenser_gets_a_ledger_and_reports_its_epsilon(tmp_path: Path) -> None:
-    def charged(real: LabeledImages, *, ledger: Ledger, generator: Any) -> LabeledImages:
-        ledger.spend(Event("a test", sigma=2.0, rate=1.0, count=1))
+    def charged(real: LabeledImages, *, ledger: Ledger, generator: Any, more: Any = ()) -> LabeledImages:
+        for seeded in (False, *more):
+            ledger.spend(Event("a test", sigma=2.0, rate=1.0, count=1, seeded=seeded))
         return random_subset(real, ipc=1, generator=generator).replace(info={"sigma": 2.0})
 
     candidate = Condense(lambda factory: charged, num_networks=1, protocol=Protocol(epochs=1), delta=1e-6)
-    [record] = Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).run(trial=False, progress=False)
+    some = replace(candidate, make=lambda factory: partial(charged, more=[True]))
+    study = Study(tmp_path, task(), {"A": candidate, "B": some}, seeds=(0,))
+    record, mixed = study.run(trial=False, progress=False)
+    assert (mixed.line["noise"], mixed.line["epsilon"]) == ("seeded", None)
     assert record.line["epsilon"] == Ledger(tmp_path / "made-a-0" / "ledger.jsonl", delta=1e-6).epsilon()
     assert record.line["sigma"] == 2.0
     said = {name: record.line[name] for name in ("delta", "relation", "noise")}

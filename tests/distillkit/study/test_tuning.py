@@ -70,8 +70,9 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     refused(lambda: read_choice(tmp_path), FileNotFoundError, r"choice\.json does not exist")
     (tmp_path / "choice.json").write_text("{", encoding="utf-8")
     refused(lambda: read_choice(tmp_path), RecordError, r"choice\.json is damaged")
-    write(tmp_path, {}, format="distillkit.choice/0")
-    refused(lambda: tuning_table(tmp_path), RecordError, "has the format 'distillkit.choice/0', this version reads")
+    for other in ("distillkit.choice/0", "distillkit.study/1"):
+        write(tmp_path, {}, format=other)
+        refused(lambda: tuning_table(tmp_path), RecordError, f"has the format '{other}', this version reads")
     for wrong in (0, 2, None):
         write(tmp_path, {"FedAvg": {**AVG, "chosen": wrong}})
         with pytest.raises(RecordError, match=f"configuration {wrong} of FedAvg on digits is not the best"):
