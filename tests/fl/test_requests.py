@@ -6,6 +6,7 @@ import json
 import math
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ import torch
 from fl import Classification, Client, Entry, EntrySpec, FedAvg, Message, Schema, Server
 from fl._codec import from_parts
 from fl.deploy._wire import Job, PayloadMissing, job_parts, read_job, read_result, result_parts
+from fl.deploy.flower._node_folder import PayloadFolder
 from fl.engine._clients import ClientRegistry
 from fl.engine._exchange import Exchanger
 from fl.engine._round_stats import RoundStats
 from fl.engine._threads import ServerThread, ThreadTransport
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
-from fl.message import Value
 from tests.fl.test_addon_combinations import Net, federation
 from tests.refused import refused
 
@@ -71,18 +72,6 @@ def test_later_exchange_of_a_round_reads_accepted_memory_of_an_earlier() -> None
         assert ask() == [3, 3, 2]
 
 
-class Payloads(dict[str, tuple[str, Value]]):
-    """Store of the latest payload of each entry, as clients keep it."""
-
-    def keep(self, key: str, digest: str, value: Value) -> None:
-        self[key] = digest, value
-
-    def load(self, key: str, digest: str) -> Value:
-        if self.get(key, ("", None))[0] != digest:
-            raise PayloadMissing(key)
-        return self[key][1]
-
-
 def wide() -> Message:
     return Message({Data.kept: torch.arange(6.0), Data.other: {"b": torch.ones(2), "a": torch.zeros(1)}})
 
@@ -93,10 +82,10 @@ class Data:
     number = Entry[float]()
 
 
-def test_request_round_trips_and_cached_payloads_travel_as_digests() -> None:
+def test_request_round_trips_and_cached_payloads_travel_as_digests(tmp_path: Path) -> None:
     header = RequestHeader("local", 3, "a-1", seed=5, secret=None)
     request = ClientRequest(wide(), "2-a-0", {Data.kept.key: "d"})
-    store = Payloads()
+    store = PayloadFolder(tmp_path)
     job = read_job(*from_parts(*job_parts(Job(header, 4, request))), store)
     assert (job.header, job.client, job.request.memory, job.ledger) == (header, 4, "2-a-0", None)
     assert [k for k, _ in job.request.message.items()] == [Data.kept.key, Data.other.key]
@@ -104,9 +93,11 @@ def test_request_round_trips_and_cached_payloads_travel_as_digests() -> None:
     cached = replace(request, cached=frozenset({Data.kept.key}))
     again = job_parts(Job(header, 4, cached))
     assert not any(torch.equal(tensor, wide()[Data.kept]) for tensor in again[0].values())
-    assert read_job(*from_parts(*again), store).request.message[Data.kept] is job.request.message[Data.kept]
-    with pytest.raises(PayloadMissing):
-        read_job(*from_parts(*again), Payloads())
+    assert torch.equal(read_job(*from_parts(*again), store).request.message[Data.kept], wide()[Data.kept])
+    other = job_parts(Job(header, 4, replace(cached, digests={Data.kept.key: "e"})))
+    for lost, folder in ((again, tmp_path / "none"), (other, tmp_path)):
+        with pytest.raises(PayloadMissing):
+            read_job(*from_parts(*lost), PayloadFolder(folder))
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_allowed_request_is_answered(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"smallest_sigma": "2.5"}, "smallest_sigma = 2.5, and pixel_sum has 2"),
-        ({"methods": '["PrivateFedDM"]'}, "its policy allows the methods PrivateFedDM, and this is NoisySum"),
+        ({"methods": '["PrivateFedDM", "Noisy"]'}, "allows the methods PrivateFedDM, Noisy, and this is NoisySum"),
         ({"secret": 3}, "no noise that the server knows"),
     ],
 )

@@ -249,7 +249,7 @@ def strange(folder: Path, change: str) -> fake_flower.Grid:
     elif change == "broken":
         load = lambda k: open("/nowhere", encoding="utf-8")  # type: ignore[assignment, return-value]  # noqa: E731, SIM115
     elif change == "twice":
-        place = (1, 5)
+        place = (0, 5)
     elif change == "nobody":
         place = (None, 0)
     elif change == "count":
@@ -265,7 +265,7 @@ def strange(folder: Path, change: str) -> fake_flower.Grid:
     [
         ("method", r"node 102 \(partition 2\) has another method"), ("shape", r"node 102 \(partition 2\)"),
         ("classes", r"node 102 \(partition 2\).*classes"), ("broken", "node 102.*FileNotFoundError"),
-        ("twice", "nodes 101 and 102 both have partition 1"), ("nobody", "node 102.*partition-id=0 num-partitions=2"),
+        ("twice", "nodes 100 and 102 both have partition 0"), ("nobody", "node 102.*partition-id=0 num-partitions=2"),
         ("count", "node 102.*6 partitions"),
     ],
 )  # fmt: skip
