@@ -145,6 +145,7 @@ def test_a_cache_is_written_once_and_reused_without_writing(
     assert again.train.path == first.train.path
     assert np.load(first.train.path, mmap_mode="r").shape == (12, 3, 9, 7)
     assert not list(tmp_path.glob("*.rows"))
+    assert caches.open_written(first.train.path.with_suffix(".safetensors"))[2]["source"] == str(pets)
 
 
 def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
@@ -168,7 +169,15 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
     refused(lambda: old.read([0]), FileNotFoundError, "open the source again")
     open_folder(made(tmp_path / "other" / "pets [1]", seed=1), cache=cache)  # of the same name
     require_same_set(new.train.read(), wanted.train)
-    for damage in (lambda file: os.truncate(file, 300), os.unlink):
+    turned = made(tmp_path / "turned", size=(7, 9))
+    (turned / "cat" / "0.png").unlink()
+    others = [open_folder(folder, cache=cache).train.path for folder in (tmp_path / "other" / "pets [1]", turned)]
+
+    def swap(file: Path, other: Path) -> None:
+        for suffix in (".npy", ".safetensors"):
+            shutil.copy(other.with_suffix(suffix), file.with_suffix(suffix))
+
+    for damage in (lambda file: os.truncate(file, 300), os.unlink, *(partial(swap, other=other) for other in others)):
         damage(new.train.path)
         require_same(open_folder(path, cache=cache, normalization=HALF), wanted)
 
@@ -189,15 +198,27 @@ def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: list[str], mon
     assert torch.equal(stored.read().images, load_folder(path, normalization=HALF).train.images)
 
 
-@pytest.mark.parametrize("begins", [bytes(16), b"\x93NUMPY\x01\x00\xff\xff", b""], ids=["zeros", "header", "empty"])
-def test_an_interrupted_cache_that_lost_its_header_is_written_again(
-    begins: bytes, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda file: file.write_bytes(bytes(16) + file.read_bytes()[16:]),
+        lambda file: file.write_bytes(b"\x93NUMPY\x01\x00\xff\xff" + file.read_bytes()[10:]),
+        lambda file: file.write_bytes(b""),
+        lambda file: np.save(file, np.zeros((11, 3, 9, 7), np.uint8)),
+        lambda file: np.save(file, np.zeros((10, 3, 9, 8), np.uint8)),
+        Path.unlink,
+        lambda file: file.with_suffix(".rows").unlink(),
+    ],
+    ids=["zeros", "header", "empty", "more pictures", "another shape", "no pixels", "no hashes"],
+)
+def test_an_interrupted_cache_that_was_spoiled_is_written_again(
+    spoil: Callable[[Path], object], tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power cut a file may have its length but not its first bytes."""
     path = made(tmp_path / "pets")
     cut_off(path, tmp_path / "cache", decoded, 3, monkeypatch)
     [pixels] = (tmp_path / "cache").glob("*.npy")
-    pixels.write_bytes(begins + pixels.read_bytes()[len(begins) :] if begins else begins)
+    spoil(pixels)
     stored = open_folder(path, cache=tmp_path / "cache", normalization=HALF).train
     assert torch.equal(stored.read().images, load_folder(path, normalization=HALF).train.images)
 
