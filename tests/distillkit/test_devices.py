@@ -274,6 +274,9 @@ def test_results_return_to_the_first_argument_and_a_trained_network_to_its_own_d
         assert type(found) is tuple
         assert places(found[0]) == {False}  # a call that trains returns what the function returns
 
+        for first, second in ((far, data(3)), (data(3), far)):
+            found = on_device()(lambda one, other, device=None: other)(first, second, device="cpu")
+            assert places(found) == places(first)
         found = on_device()(lambda images, device=None: (images, {"a": (images,)}))(far, device="cpu")
         assert type(found) is type(found[1]["a"]) is tuple
         assert places(found[0]) == places(found[1]["a"][0]) == {True}
@@ -634,6 +637,8 @@ def test_second_sets_have_no_labels_of_their_own_and_options_go_to_the_first() -
         call(data(6).images, [0, 1, 2, 0, 1, 2], pool=(data(3).images, [0, 1, 1]), num_classes=5, device=DEVICE)
         assert (got[0].num_classes, got[1], got[2].num_classes, got[3]) == (5, None, 2, None)
         assert places(got[0]) == places(got[2]) == {True}
+        words = "labels must be given, because pool is a Tensor"
+        refused(lambda: call(data(3), [0, 1, 2], pool=data(3).images, device=DEVICE), TypeError, words)
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,8 @@ def write(folder: Path) -> Path:
     pictures(folder / "img_align_celeba")
     sign = {True: " 1", False: "-1"}
     rows = [f"{n:06d}.jpg {sign[n in BLOND]} {sign[n in SMILING]}" for n in PEOPLE]
-    (folder / "list_attr_celeba.txt").write_text(
-        "\n".join([str(len(PEOPLE)), "Blond_Hair Smiling ", *rows]) + "\n", encoding="utf-8"
-    )
+    text = "\n".join([str(len(PEOPLE)), "Blond_Hair Smiling ", *rows]) + "\n"
+    (folder / "list_attr_celeba.txt").write_text(text, encoding="utf-8")
     for name, table in (("identity_CelebA.txt", PEOPLE), ("list_eval_partition.txt", PART)):
         (folder / name).write_text("".join(f"{n:06d}.jpg {value}\n" for n, value in table.items()), encoding="utf-8")
     return folder

@@ -109,7 +109,7 @@ def test_invalid_options_are_refused(
     [
         ("fog", pictures("fog")[:-1], r"fog\.npy must hold uint8 pictures \[100, H, W, 3\].*got uint8 \[99, "),
         ("fog", pictures("fog")[..., 0], r"fog\.npy must hold uint8 pictures .*got uint8 \[100, 32, 32\]"),
-        ("fog", pictures("fog")[..., :2], r"fog\.npy must hold .*got uint8 \[100, 32, 32, 2\]"),
+        ("fog", pictures("fog")[..., [0, 1, 2, 0]], r"fog\.npy must hold .*got uint8 \[100, 32, 32, 4\]"),
         ("fog", pictures("fog") / 255, r"fog\.npy must hold uint8 pictures .*got float64"),
         ("fog", np.array([None, {}], dtype=object), r"fog\.npy is damaged or not a \.npy of plain numbers"),
         ("labels", np.zeros(99, np.uint8), r"labels\.npy must hold uint8 labels .*got uint8 \[99\]"),

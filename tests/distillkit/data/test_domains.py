@@ -197,5 +197,7 @@ def test_missing_and_invalid_sources_are_named(tmp_path: Path) -> None:
     twice = ["mnist", "digits", "digits"]
     refused(lambda: load_domains(twice), ValueError, r"distinct, got \['mnist', 'digits', 'digits'\]")
     refused(lambda: load_domains({"a": ""}), ValueError, r"sources\['a'\] must be the path of")
+    (tmp_path / "notes.txt").touch()
+    refused(lambda: load_domains({"a": tmp_path / "notes.txt"}), ValueError, r"notes\.txt is damaged or not an \.npz")
     refused(lambda: load_domains({"a": 5}), TypeError, "sources must be name -> path or Split, but 'a' is a int")
     refused(lambda: load_domains(5), TypeError, "sources must be a list")

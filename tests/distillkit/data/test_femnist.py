@@ -36,9 +36,8 @@ def write(folder: Path, whole: bool = False) -> Path:
     for part, files in (("train", TRAIN), ("test", TEST)):
         (folder / part).mkdir(exist_ok=True)
         for name, users in files.items():
-            (folder / part / f"{name}_niid_0_keep_0_{part}_9.json").write_text(
-                json.dumps(shard(users, part, whole)), encoding="utf-8"
-            )
+            text = json.dumps(shard(users, part, whole))
+            (folder / part / f"{name}_niid_0_keep_0_{part}_9.json").write_text(text, encoding="utf-8")
     return folder
 
 
@@ -47,7 +46,7 @@ def test_pixels_labels_and_writers_are_those_of_the_files(
     whole: bool, tmp_path: Path, global_rng_untouched: None
 ) -> None:
     split = load_femnist(write(tmp_path, whole))
-    assert split.users == ("f0000_14", "f0001_41", "f0002_01")
+    assert (split.users, split.domains) == (("f0000_14", "f0001_41", "f0002_01"), ())
     # LEAF's relabel_class: 0..9 for digits, 10..35 for upper case, 36..61 for lower case
     assert [split.classes[k] for k in (0, 9, 10, 35, 36, 61)] == ["0", "9", "A", "Z", "a", "z"]
     for part, data, files in (("train", split.train, TRAIN), ("test", split.test, TEST)):
@@ -109,6 +108,7 @@ WHITE = [[1.0] * 784] * 2
         (wrong(x=[[1.0] * 783] * 2), "user 'u' must have"),
         (wrong(x=[[1.0] * 784]), "user 'u' must have"),
         (wrong(x=[[1.0] * 1568]), "user 'u' must have"),
+        (wrong(x=[[1.0] * 392] * 2), "user 'u' must have"),
         (wrong(x=[[1.0] * 784, [1.0]]), "user 'u' must have"),
         (wrong(x=[[0.5] * 784] * 2), "k / 255"),  # 127.5 is no byte
         (wrong(x=[[-1 / 255] * 784] * 2), "k / 255"),

@@ -126,7 +126,7 @@ def test_a_set_comes_back_from_rows(
     rng = derive(seed)
     pixels = torch.rand(5, channels, *sides, generator=rng)
     labels = torch.rand(5, 3, generator=rng).softmax(1) if soft else torch.randint(3, (5,), generator=rng)
-    columns = {"class": torch.arange(5) % 2, "logits": torch.rand(5, 2, 3, generator=rng)}
+    columns = {"class": torch.arange(5) % 2, "logits": torch.rand(5, 2, 3, generator=rng, dtype=torch.float64)}
     data = LabeledImages.from_pixels(
         pixels, labels, num_classes=3, class_names=names, normalization=normalization, columns=columns, info={"a": 1}
     )
@@ -139,7 +139,7 @@ def test_a_set_comes_back_from_rows(
     assert again.num_classes == 3
     assert again.class_names == (() if soft else names or ("0", "1", "2"))
     assert rows["class"][:] == columns["class"].tolist()
-    assert torch.equal(torch.tensor(rows["logits"][:]), columns["logits"])
+    assert torch.equal(torch.tensor(rows["logits"][:], dtype=torch.float64), columns["logits"])
     assert json.loads(rows.info.description)["info"] == {"a": 1}
     assert torch.equal(as_set(again.to_huggingface(), normalization=normalization).images, again.images)
 

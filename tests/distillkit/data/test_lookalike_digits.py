@@ -165,9 +165,8 @@ def test_invalid_numbers_are_refused(options: dict[str, Any], error: type[Except
 
 
 def test_lookalikes_are_domains_by_name_with_their_suffix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        lookalike_digits.synth_digits_like, "__kwdefaults__", {**SMALL, "normalization": None, "generator": 0}
-    )
+    given = {"train": 20, "test": 10, "size": 8, "normalization": None, "generator": 0}
+    monkeypatch.setattr(lookalike_digits.synth_digits_like, "__kwdefaults__", given)
     digits, asked = few(), list[Any]()
     with monkeypatch.context() as patch:
         patch.setattr("distillkit.data.datasets.load", lambda name, **given: asked.append((name, given)) or digits)
@@ -180,6 +179,3 @@ def test_lookalikes_are_domains_by_name_with_their_suffix(monkeypatch: pytest.Mo
     assert joined.domains == ("digits", "synthdigits-like")
     assert joined.train.columns["domain"].bincount().tolist() == [1438, 20]
     assert joined.train.info["sources"][1] == {"dataset": "synthdigits-like"}
-
-
-SMALL = {"train": 20, "test": 10, "size": 8}

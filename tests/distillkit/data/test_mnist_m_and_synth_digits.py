@@ -87,7 +87,7 @@ def test_missing_mnistm_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["00000000.png a 1\n", "00000000.png 10\n", "00000000.png\n", "00000000.png three\n", ""]
+    "text", ["00000000.png 1 1\n", "00000000.png 10\n", "00000000.png\n", "00000000.png three\n", ""]
 )
 def test_label_files_of_another_layout_are_refused(text: str, tmp_path: Path) -> None:
     released(tmp_path / "mnist_m")

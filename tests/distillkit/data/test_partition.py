@@ -281,6 +281,8 @@ def test_by_domain() -> None:
     twice = partition.by_domain(torch.tensor([0, 1] * 10), 4)
     assert [len(part) for part in twice] == [5, 5, 5, 5]
     assert [int(part[0]) % 2 for part in twice] == [0, 1, 0, 1]
+    first, second = (one[0] for one in (twice, twice[1:]))
+    assert not torch.equal(first + 1, second)  # each domain is shuffled anew
     refused(lambda: partition.by_domain(domains, 4), ValueError, "multiple of the number of domains, 3, got 4")
     refused(lambda: partition.by_domain(domains, 6), ValueError, "domain 9 has 1 images for 2 clients")
     refused(lambda: partition.by_domain(domains.float()), TypeError, "domains")
@@ -386,9 +388,7 @@ def test_summary_counts() -> None:
 
 
 def test_one_set_per_client() -> None:
-    data = LabeledImages(
-        torch.arange(6.0).view(6, 1, 1, 1), torch.tensor([0, 1, 2, 0, 1, 2]), info={"dataset": "x", "client": 7}
-    )
+    data = LabeledImages(torch.arange(6.0).view(6, 1, 1, 1), torch.arange(6) % 3, info={"dataset": "x", "client": 7})
     first, empty = client_sets(data, [torch.tensor([1, 3]), []])
     assert first.images.flatten().tolist() == [1, 3]
     assert first.labels.tolist() == [1, 0]
@@ -435,9 +435,7 @@ def test_impossible_splits_of_domains_are_refused(options: dict[str, Any], words
     labels, domains = 3 * (torch.arange(80) % 2) + 1, 5 + torch.arange(80) // 40
     with pytest.raises(ValueError, match=words):
         partition.domains_by_dirichlet(labels, domains, **{"parts": 2, "alpha": 2.0, "min_each": 1, **options})
-    assert_best_of_all_draws(
-        lambda tries: partition.domains_by_dirichlet(labels, domains, 2, 0.3, min_each=10, tries=tries)
-    )
+    assert_best_of_all_draws(lambda n: partition.domains_by_dirichlet(labels, domains, 2, 0.3, min_each=10, tries=n))
     refused(lambda: partition.domains_by_dirichlet(labels[:9], domains, 2), ValueError, "one entry per image")
     absent = torch.arange(80) // 40 + domains - 5  # class 0 in domain 5 alone
     with pytest.raises(ValueError, match="domain 5 has 0 images of class 2"):

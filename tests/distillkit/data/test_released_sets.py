@@ -54,6 +54,8 @@ def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
     torch.save(X.clone().requires_grad_(), tmp_path / "images_best.pt")
     with pytest.raises(FileNotFoundError, match=r"images_best\.pt holds images only.*labels_best\.pt"):
         load_set(tmp_path, normalization=CIFAR)
+    torch.save(X, tmp_path / "syn.pt")  # of which no name of labels can be made
+    refused(lambda: load_set(tmp_path / "syn.pt", normalization=CIFAR), FileNotFoundError, "syn.pt holds images only")
     torch.save(Y, tmp_path / "labels_best.pt")
     for source in (tmp_path, tmp_path / "images_best.pt"):
         found = load_set(source, normalization=CIFAR)
@@ -141,17 +143,8 @@ def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
     torch.save({"weights": X}, tmp_path / "b.pt")
     with pytest.raises(ValueError, match=r"b\.pt holds a dictionary of weights; expected tensors `images`"):
         load_set(tmp_path / "b.pt", normalization=CIFAR)
-    for content in (
-        {"images": X},
-        {"labels": Y},
-        [[X, Y], [1, 2]],
-        [],
-        [1, 2],
-        [X[0], Y],
-        [X, Y, 0.1, 0.2],
-        "text",
-        {"data": 3},
-    ):
+    odd: Any = ({"images": X}, {"labels": Y}, [[X, Y], [1, 2]], [], [1, 2], [X[0], Y], [X, Y, 0.1, 0.2], "text")
+    for content in (*odd, {"data": 3}):
         torch.save(content, tmp_path / "c.pt")
         refused(lambda: load_set(tmp_path / "c.pt", normalization=CIFAR), ValueError, r"c\.pt")
     torch.save([X, Y + 0.5], tmp_path / "c.pt")

@@ -79,14 +79,16 @@ def test_rows_of_other_images_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     back = rows.clone()
     back[1] = rows[0]
     assert int(labels[0]) == int(labels[1])
+    turned = torch.cat([rows[:10].flip(0), rows[10:]])  # the same images in another order
     others = {"a": {}, "b": {"indices": swapped}, "c": {"labels": labels.roll(1)}, "d": {"indices": back}}
+    others["e"] = {"indices": turned}
     for name, changed in others.items():
         text = {"format": "distillkit.ImageIndex/1", "set": json.dumps(facts)}
         write_tensors(tmp_path / f"{name}.safetensors", {**tensors, **changed}, text)
     asked: list[Any] = []
     monkeypatch.setattr(set_files, "load", lambda name, root, **options: asked.append(root) or load(name, **options))
     assert (load_set("a", root="here").info, asked) == (facts["info"], ["here"])
-    for name in "bcd":
+    for name in "bcde":
         with pytest.raises(ValueError, match=f"images of digits to which {name} refers have changed since it was made"):
             load_set(name)
 

@@ -41,9 +41,8 @@ def test_images_keep_their_order_and_info_names_the_column(global_rng_untouched:
         assert torch.equal(part.images, other.images)
         rows = torch.isin(data.columns["patient"], part.columns["patient"].unique())
         assert torch.equal(part.images, data.images[rows])
-    assert split.test.info == {
-        "split": "test", "test_fraction": 0.5, "apart": "patient", "hold_out": "random",
-    }  # fmt: skip
+    facts = {"split": "test", "test_fraction": 0.5, "apart": "patient", "hold_out": "random"}
+    assert split.test.info == facts
     assert (split.classes, again.classes) == (("well", "ill"), ("0", "1"))
 
 
@@ -54,10 +53,8 @@ def test_content_decides_anew_in_a_second_split() -> None:
     assert first.train.info["hold_out"] == second.test.info["hold_out"] == "content"
     count = len(first.train.columns["patient"].unique())
     assert count / 4 < len(second.test.columns["patient"].unique()) < 3 * count / 4
-    third = split_by(
-        split_by(first.train, "patient", 0.4, hold_out="content").train, "patient", 0.5, hold_out="content"
-    )
-    assert len(third.train) / 2 < len(third.test) < 2 * len(third.train)
+    last = split_by(split_by(first.train, "patient", 0.4, hold_out="content").train, "patient", 0.5, hold_out="content")
+    assert len(last.train) / 2 < len(last.test) < 2 * len(last.train)
     many = slices(400, 1)
     for _ in range(4):  # the third and later splits have the column and share of the one before
         left = split_by(many, "patient", 0.5, hold_out="content")
@@ -105,9 +102,8 @@ def test_parts_of_a_split_have_one_form(part: str) -> None:
     }
     for what, other in others.items():
         words = f"train and {part} must have the same {what}, got {getattr(one, what)} and {getattr(other, what)}"
-        with pytest.raises(
-            ValueError, match=re.escape(words) + ("; give size= or channels=$" if what == "shape" else "$")
-        ):
+        words += "; give size= or channels=" if what == "shape" else ""
+        with pytest.raises(ValueError, match=re.escape(words) + "$"):
             Split(one, **{"test": one, "validation": None, "classes": ("a", "b"), part: other})
     refused(lambda: Split(one, one, ("a", "b", "c")), ValueError, "classes must be 2 names, got 3")
 

@@ -52,7 +52,9 @@ class Stream(IterableDataset[Any]):
         yield from zip(PIXELS, LABELS.tolist())
 
 
-TORN = type("Torn", (), {"__len__": lambda _: 36, "__iter__": lambda _: zip(PIXELS[:35], LABELS)})()
+TORN, MORE = (
+    type("Torn", (), {"__len__": lambda _, n=n: n, "__iter__": lambda _: zip(PIXELS[:35], LABELS)})() for n in (36, 34)
+)
 FLOATS = SPACE.encode(PIXELS.float() / 255)
 SOURCES: dict[str, Any] = {
     "list of pairs": list(zip(PIXELS, LABELS)),
@@ -132,8 +134,10 @@ def test_an_interrupted_call_starts_again(tmp_path: Path, monkeypatch: pytest.Mo
         patch.setattr(_cache, "write_tensors", lambda *_: (_ for _ in ()).throw(OSError("full")))
         refused(lambda: store_dataset(items[:50], path), OSError, "full")
     assert len(store_dataset(iter(items[:33]), path)) == 33
-    path.write_bytes(path.read_bytes()[:-1])
-    refused(lambda: store_dataset(items, path), ValueError, "a.npy is damaged.*delete both")
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole + b"x"):
+        path.write_bytes(damaged)
+        refused(lambda: store_dataset(items, path), ValueError, "a.npy is damaged.*delete both")
     for other, words in ((PIXELS[:20], "a.npy is damaged"), (FLOATS, r"uint8, got float32 \[75, 3, 10, 9\]"), (
         PIXELS.permute(3, 2, 1, 0), r"uint8, got uint8 \[9, 10, 3, 75\]")):  # fmt: skip
         np.save(path, other.numpy())
@@ -157,9 +161,8 @@ def test_floats_are_pixels_up_to_rounding(value: float, stored: float | None, tm
     call = partial(store_dataset, list(zip(images, [0, 1] * 20)), tmp_path / "a.npy", progress=False)
     if stored is None:
         low, high = sorted((0.2, value))
-        refused(
-            call, ValueError, rf"must give pixels in \[0, 1\], .* items 32 and later have values from {low} to {high}"
-        )
+        words = rf"must give pixels in \[0, 1\], .* items 32 and later have values from {low} to {high}"
+        refused(call, ValueError, words)
     else:
         assert float(call().read().images[35, 0, 2, 3]) == stored
 
@@ -207,6 +210,7 @@ def test_a_dataset_larger_than_memory_is_refused_with_the_call_that_stores_it(
             r"item 32 .*shapes \(3, 10, 9\) and \[2\]",
         ),
         (TORN, ValueError, "must hold 36 items, .* but gave 35"),
+        (MORE, ValueError, "must hold 34 items, .* but gave 35"),
         (pd.DataFrame({"image": [1], "label": [2]}), TypeError, "dataset must be a torch.utils.data.Dataset"),
         ([*zip(PIXELS[:32], LABELS), PIXELS[0]], TypeError, r"counted from item 32 of the dataset"),
         ([], ValueError, "at least one item"),

@@ -243,14 +243,15 @@ def test_the_folder_and_the_size_of_a_cache_are_reported(tmp_path: Path, monkeyp
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_folder(path, cache="~/my/own").train.path.parent == tmp_path / "my" / "own"
     monkeypatch.setenv("DISTILLKIT_CACHE", str(tmp_path / "elsewhere"))
-    assert open_folder(path).train.path.parent == tmp_path / "elsewhere"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_folder(path).train.path.parent == tmp_path / "elsewhere"
     monkeypatch.setattr(shutil, "disk_usage", lambda where: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with pytest.raises(
-        OSError, match=r"^\[Errno 28\] .*1.89 kB to .*full.*1 kB are free\); give cache=, a folder with enough space"
-    ):
-        open_folder(path, cache=tmp_path / "full")
+    words = r"^\[Errno 28\] .*1.89 kB to .*full.*1 kB are free\); give cache=, a folder with enough space"
+    refused(lambda: open_folder(path, cache=tmp_path / "full"), OSError, words)
     (tmp_path / "file").write_text("", encoding="utf-8")
-    refused(lambda: open_folder(path, cache=tmp_path / "file"), OSError, "cannot write a cache of 1.89 kB")
+    words = rf"^\[Errno 17\] cannot write a cache of 1.89 kB to {tmp_path}/file \(File exists\); give cache="
+    refused(lambda: open_folder(path, cache=tmp_path / "file"), OSError, words)
 
 
 def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,10 +271,8 @@ def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path, monkeypatc
     refused(lambda: open_folder(mixed, cache=tmp_path / "cache"), ValueError, "4 pictures without the 3 channels")
     with monkeypatch.context() as patch:  # pictures that changed after they were checked
         patch.setattr(_picture_list.PictureList, "require_readable", lambda *_, **__: None)
-        for folder, words in (
-            (path, r"is \[3, 9, 7\] .*deeper/.* is \[3, 4, 4\]; give size="),
-            (mixed, "channels=1 or"),
-        ):
+        cases = (path, r"is \[3, 9, 7\] .*deeper/.* is \[3, 4, 4\]; give size="), (mixed, "channels=1 or")
+        for folder, words in cases:
             for load in (load_folder, partial(open_folder, cache=tmp_path / "other")):
                 refused(partial(load, folder), ValueError, f"pictures differ: .*{words}")
     (content := tmp_path / "content").mkdir()
@@ -367,9 +366,7 @@ def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         rejected(f"{name}_images of .* Fortran", **{f"{name}_images": np.asfortranarray(good[f"{name}_images"])})
     gray = {f"{name}_images": np.asfortranarray(good[f"{name}_images"][..., 0]) for name in ("train", "test")}
     rejected("train_images of .* Fortran", **gray)
-    rejected(
-        r"val_images has pictures of \[1, 6, 5\] .* of \[3, 6, 5\]; give", val_images=np.zeros((3, 6, 5), np.uint8)
-    )
+    rejected(r"val_images has pictures of \[1, 6, 5\] .* \[3, 6, 5\]; give", val_images=np.zeros((3, 6, 5), np.uint8))
     rejected(r"val_images has pictures of \[3, 7, 5\].*; give size=", val_images=np.zeros((3, 7, 5, 3), np.uint8))
     np.savez_compressed(path, **good)
     data = bytearray(path.read_bytes())

@@ -108,7 +108,7 @@ def test_stored_equals_memory(tmp_path: Path) -> None:
 
 
 def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
-    for header in ("id,breed", "breed,id", "image_id,label", "image,weird"):
+    for header in ("id,breed", "breed,id", "image_id,label", "image,weird", "ID,Kind"):
         table = competition(tmp_path, header)
         first, second = header.split(",")
         frame = pd.read_csv(table, dtype=str, names=[first, second], header=0)
@@ -128,7 +128,10 @@ def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
     for wrong in ({"label": ["b", "nope"]}, {"label": "b", "user": "split"}, {"label": "b", "background": 2.0}):
         for read in (load_table, open_table):
             refused(lambda w=wrong, r=read: r(wide, image="key", **w), ValueError, "^(label|user|background) must be")
-    assert same(load_table(wide, image="key", label="c", folder=tmp_path / "train", normalization=HALF), ANIMALS[::-1])
+    named = wide.rename(columns={"c": "C"})
+    assert same(load_table(named, image="key", label="C", folder=tmp_path / "train", normalization=HALF), ANIMALS[::-1])
+    none = partial(load_table, wide, image="key", label="c", folder=tmp_path / "train", classes=[])
+    refused(none, ValueError, "12 rows whose label is not in classes: eel, dog, eel")
 
 
 def test_splits_and_owners(tmp_path: Path) -> None:
@@ -227,15 +230,17 @@ def test_missing_pictures_name_the_folder_that_has_them(tmp_path: Path) -> None:
         refused(lambda read=read: read(beside), FileNotFoundError, words)
     three = pd.read_csv(beside, dtype=str)[:3]
     refused(lambda: load_table(three, folder=tmp_path), FileNotFoundError, r"3 missing pictures.*: 000, 001, 002$")
+    save(tmp_path / "000.png", picture(0))
+    words_of_two = r"2 missing pictures; pass folder='.*/train', which has .*: 001, 002$"
+    (tmp_path / "train" / "000.png").unlink()
+    refused(lambda: load_table(three, folder=tmp_path), FileNotFoundError, words_of_two)
+    (tmp_path / "000.png").rename(tmp_path / "train" / "000.png")
     beside.rename(table)
     beside.parent.rmdir()
     for read in (load_table, open_table):
         refused(lambda read=read: read(table), FileNotFoundError, words)
-    refused(
-        lambda: load_folder(tmp_path),
-        ValueError,
-        r"train\.csv, which .*read it with load_table\('/.*/train.csv', folder='.*train'",
-    )
+    words = r"train\.csv, which .*read it with load_table\('/.*/train.csv', folder='.*train'"
+    refused(lambda: load_folder(tmp_path), ValueError, words)
 
 
 def test_classes_that_differ_in_case_are_reported(tmp_path: Path) -> None:
@@ -254,12 +259,8 @@ def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "b.csv").write_text("", encoding="utf-8")
     (tmp_path / "c.csv").write_text("id,label\n", encoding="utf-8")
     (tmp_path / "d.parquet").write_text("id", encoding="utf-8")
-    for name, words in (
-        ("a.csv", "damaged or no"),
-        ("b.csv", "no table"),
-        ("c.csv", "c has no rows"),
-        ("d.parquet", "no table"),
-    ):
+    said = {"a.csv": "damaged or no", "b.csv": "no table", "c.csv": "c has no rows", "d.parquet": "no table"}
+    for name, words in said.items():
         refused(lambda name=name: load_table(tmp_path / name), ValueError, words)
     inside = pd.DataFrame({"image": [{"bytes": b"", "path": None}], "label": [0]})
     refused(lambda: load_table(inside), TypeError, r"holds pictures, not files; read it with as_set\(pandas")

@@ -19,20 +19,19 @@ WNIDS = ("n02", "n01")  # the release's list is not sorted
 def write(root: Path) -> Path:
     folder = root / "tiny-imagenet-200"
     for k, wnid in enumerate(WNIDS):
+        images = folder / "train" / wnid / "images"
         for i in range(3):
             shape = (6, 6) if (k, i) == (1, 2) else ()
-            save(folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", picture(10 * k + i, *shape))
-        (folder / "train" / wnid / "images" / "notes.txt").write_text("no picture", encoding="utf-8")
+            save(images / f"{wnid}_{i}.{'JPEG' if i else 'png'}", picture(10 * k + i, *shape))
+        (images / "notes.txt").write_text("no picture", encoding="utf-8")
         (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t7\t7\n", encoding="utf-8")
     for i in range(2):
         save(folder / "val" / "images" / f"val_{i}.JPEG", picture(100 + i))
-    (folder / "val" / "val_annotations.txt").write_text(
-        "val_0.JPEG\tn01\t0\t0\t7\t7\nval_1.JPEG\tn02\t1\t2\t3\t4\n", encoding="utf-8"
-    )
+    lines = "val_0.JPEG\tn01\t0\t0\t7\t7\nval_1.JPEG\tn02\t1\t2\t3\t4\n"
+    (folder / "val" / "val_annotations.txt").write_text(lines, encoding="utf-8")
     (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in WNIDS), encoding="utf-8")
-    (folder / "words.txt").write_text(
-        "n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\tespresso\n", encoding="utf-8"
-    )
+    words = "n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\tespresso\n"
+    (folder / "words.txt").write_text(words, encoding="utf-8")
     return folder
 
 

@@ -119,6 +119,7 @@ def test_the_same_names_in_another_order_are_refused() -> None:
         (("5", "7", "10"), False),
         (("01", "02", "10"), False),
         (("a1", "b0", "c2"), False),
+        (("2a", "10b", "3c"), False),
         (("3", "two", "1"), False),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -62,9 +64,13 @@ def test_classes_are_sorted_for_any_numbers(classes: list[int]) -> None:
     assert class_indices([torch.tensor(c) for c in classes], 5) == sorted(classes)
 
 
-@pytest.mark.parametrize("classes", [[], [1, 1], [5], [-1], [True], [0.5], "01", 3])
-def test_unknown_classes_are_refused_by_name(classes: object) -> None:
-    refused(lambda: class_indices(classes, 5), (TypeError, ValueError), "classes")
+@pytest.mark.parametrize("classes", [[], [1, 1], [5, 1], [-1], [True], [0.5], "01", 3])
+def test_unknown_classes_are_refused_by_name(classes: Any) -> None:
+    words = {"[-1]": "at least 0, got -1", "01": "a list of class indices, got str", "3": "a list of .*, got int"}
+    words |= {"[True]": "an int, got bool", "[0.5]": "an int, got float"}
+    distinct = rf"distinct and in \[0, 5\), at least one, got {re.escape(str(classes))}"
+    wanted = f"^classes must be {words.get(str(classes), distinct)}$"
+    refused(lambda: class_indices(classes, 5), (TypeError, ValueError), wanted)
 
 
 @pytest.mark.parametrize("column", [torch.tensor([1, 1]), torch.ones(2), torch.ones(2, 1).long()], ids=repr)

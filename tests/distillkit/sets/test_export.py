@@ -35,12 +35,8 @@ NAMES = st.sampled_from([(), ("ant", "bee", "cat"), ("T-shirt/top", "Coat", 'a,"
 
 @st.composite
 def sets(draw: st.DrawFn, low: float = -0.5, high: float = 1.5) -> LabeledImages:
-    n, c, h, w = (
-        draw(st.integers(0, 5)),
-        draw(st.sampled_from([1, 3])),
-        draw(st.integers(1, 4)),
-        draw(st.integers(1, 4)),
-    )
+    side = st.integers(1, 4)
+    n, c, h, w = (draw(one) for one in (st.integers(0, 5), st.sampled_from([1, 3]), side, side))
     rng = derive(draw(st.integers(0, 10**6)))
     pixels = low + (high - low) * torch.rand(n, c, h, w, generator=rng)
     labels = torch.randint(3, (n,), generator=rng)
@@ -132,10 +128,8 @@ def test_files_and_folders_sort_as_numbers(count: int, tmp_path: Path) -> None:
 
 def test_labels_are_in_a_table(tmp_path: Path) -> None:
     rows = torch.tensor([[0.7, 0.2, 0.1]] * 5 + [[0.123456789, 0.3, 0.576543211]])
-    for labels, names, marks in (
-        (rows, ("ant", "bee", "cat"), [1, 0, 0, 0, 0, 2]),
-        (rows.argmax(1), (), [0] * 5 + [2]),
-    ):
+    cases = (rows, ("ant", "bee", "cat"), [1, 0, 0, 0, 0, 2]), (rows.argmax(1), (), [0] * 5 + [2])
+    for labels, names, marks in cases:
         columns = {"class": torch.tensor(marks)} if names else {}
         folder = some(labels=labels, class_names=names, columns=columns).export(tmp_path / str(len(names)))
         table = list(csv.DictReader((folder / "labels.csv").open(encoding="utf-8")))
@@ -160,8 +154,8 @@ def test_an_npz_is_readable_with_numpy_alone(tmp_path: Path) -> None:
 def test_a_folder_says_what_it_leaves_out(tmp_path: Path) -> None:
     whitened = some(images=some().images.repeat(4, 1, 1, 1), labels=torch.arange(24) % 3)
     whitened = whitened.renormalize(Normalization([0.0], [1.0], ZCA.fit(whitened.images)))
-    data = whitened.replace(columns={"client": torch.zeros(24), "user": torch.zeros(24)})
-    with pytest.warns(UserWarning, match="leave out the column 'client'; the column 'user'; the whitening"):
+    data = whitened.replace(columns={"class": torch.zeros(24), "user": torch.zeros(24)})
+    with pytest.warns(UserWarning, match="leave out the column 'class'; the column 'user'; the whitening"):
         loaded = LabeledImages.load(data.export(tmp_path / "a"))
     assert loaded.normalization == IDENTITY
     assert torch.allclose(loaded.images, whitened.pixels(), atol=1 / 500)
@@ -181,7 +175,8 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
             some().export(tmp_path / taken)
     (tmp_path / "empty.v2").mkdir()
     assert len(LabeledImages.load(some().export(tmp_path / "empty.v2"))) == 6
-    for name in ("a.png", "a.NPZ"):
+    (tmp_path / "a.csv").touch()
+    for name in ("a.png", "a.NPZ", "a.csv"):
         with pytest.raises(ValueError, match=f"path must end in .npz, or be a folder without suffix, got '{name}'"):
             some().export(tmp_path / name)
     words = f"cannot write {tmp_path}/gone/a: the folder {tmp_path}/gone does not exist"
@@ -194,7 +189,7 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
     for lacking, name in ((some().to(dtype=torch.bfloat16), "images"), (column, ".*weight")):
         with pytest.raises(ValueError, match=f"NumPy has no bfloat16, which {name} has"):
             lacking.export(tmp_path / "half.npz")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "empty.v2", "file", "two.npz"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "a.csv", "empty.v2", "file", "two.npz"]
 
 
 @pytest.mark.parametrize("form", ["a", "a.npz"])
@@ -292,6 +287,8 @@ def test_an_exported_folder_keeps_its_neighbours_and_becomes_pictures_on_request
         require_same_set(read(folder), soft(), images=False)
     refused(lambda: load_folder(tmp_path), ValueError, rf"exported LabeledImages.*LabeledImages\.load\('{folder}'\)")
     (folder / "labels.csv").unlink()
+    (folder / "set.json").write_text('{"format": "that of another program"}', encoding="utf-8")
+    assert len(load_folder(folder, test_fraction=0).train) == 6
     (folder / "set.json").unlink()
     plain = load_set(folder)
     assert plain.labels.tolist() == [0, 0, 1, 1, 2, 2]
@@ -347,9 +344,7 @@ def test_every_form_comes_back_from_every_file(form: str, tmp_path: Path) -> Non
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         loaded = LabeledImages.load(data.export(tmp_path / "a"))
-    assert any("the stored form of 4 tiled images, which are decoded" in str(one.message) for one in said) == (
-        form == "tiles"
-    )
+    assert any("form of 4 tiled images, which are decoded" in str(one.message) for one in said) == (form == "tiles")
     wanted = data.replace(info=data.info, columns={}, images=data.images)  # decoded, if it has tiles
     wanted = wanted.renormalize(Normalization([0], [1], measured=True)) if form == "whitened" else wanted
     require_same_set(loaded, wanted, images=False)

@@ -59,6 +59,7 @@ def guarantee(info: dict[str, Any]) -> dict[str, Any]:
 AGAIN = ((0.4,), (0.3,))
 MEASURED = Normalization(*AGAIN, measured=True)
 CNN = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+matched = partial(distribution_matching, networks=FixedNetwork(CNN), steps=1, progress=False)
 
 
 def assigned(data: LabeledImages, **parts: Any) -> LabeledImages:
@@ -116,10 +117,8 @@ ENDED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "join other relation": lambda s: LabeledImages.concatenate([s, make(SAFE | {"relation": "replace one record"})]),
     "join without delta": lambda s: LabeledImages.concatenate([s, make({"epsilon": 1.0, "relation": RELATION})]),
     "herding": lambda s: herding(s, ipc=2, network=CNN),
-    "condensed": lambda s: distribution_matching(s, networks=FixedNetwork(CNN), ipc=1, steps=1, progress=False),
-    "condensed, other start": lambda s: distribution_matching(
-        s, networks=FixedNetwork(CNN), init=make({}, 1), steps=1, progress=False
-    ),
+    "condensed": lambda s: matched(s, ipc=1),
+    "condensed, other start": lambda s: matched(s, init=make({}, 1)),
     "condensed from": lambda s: gradient_matching(
         make({}, 1), networks=FixedNetwork(CNN), init=s, iterations=1, progress=False
     ),
@@ -238,9 +237,7 @@ def test_image_that_occurs_twice_is_marked() -> None:
 
 
 def test_equal_entries_stay_and_later_ones_reach_the_provenance() -> None:
-    a, b = (
-        make({"dataset": "x", "publishes": text, "client": k}, k) for k, text in enumerate(("pixels; m", "labels; m"))
-    )
+    a, b = (make({"dataset": "x", "publishes": t, "client": k}, k) for k, t in enumerate(("pixels; m", "labels; m")))
     both = LabeledImages.concatenate([a, b])
     assert both.info == {"dataset": "x", "publishes": "pixels; m; labels", "provenance": [a.info, b.info]}
     assert LabeledImages.concatenate([both, a]).info == both.info
@@ -272,9 +269,7 @@ SELECTED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "initial images": partial(initial_images, ipc=2),
     "initial images, statistics": partial(initial_images, ipc=2, init="statistics"),
     "stitch": lambda s: stitch(s, observer=CNN, ipc=1, progress=False),
-    "distribution matching": lambda s: distribution_matching(
-        s, networks=FixedNetwork(CNN), ipc=1, steps=1, progress=False
-    ),
+    "distribution matching": lambda s: matched(s, ipc=1),
     "class_means": lambda s: condense_private(s, epsilon=1.0, num_networks=1, steps=1, ipc=2, progress=False),
 }
 PRIVATE: dict[str, Callable[[LabeledImages], object]] = {

@@ -132,9 +132,8 @@ def test_subset_selects_rows_of_all_columns(data: LabeledImages, draw: st.DataOb
     n = len(data)
     mask = draw.draw(st.lists(st.booleans(), min_size=n, max_size=n))
     rows = [i for i in range(n) if mask[i]]
-    wanted = data.replace(
-        images=data.images[rows], labels=data.labels[rows], columns={k: v[rows] for k, v in data.columns.items()}
-    )
+    columns = {k: v[rows] for k, v in data.columns.items()}
+    wanted = data.replace(images=data.images[rows], labels=data.labels[rows], columns=columns)
     numbers, chosen = torch.tensor(rows, dtype=torch.long), torch.tensor(mask, dtype=torch.bool)
     for index in (rows, numbers, chosen, np.array(rows, int)):
         require_same_set(data[index], wanted)
@@ -150,6 +149,7 @@ def test_integer_index_returns_the_pair(index: Any) -> None:
     image, label = data[index]
     assert torch.equal(image, data.images[int(index)])
     assert int(label) == int(data.labels[int(index)])
+    assert torch.equal(data[::-2].images, data.images.flip(0)[::2])
     refused(lambda: data[0.5:], TypeError, r"index must be a slice of ints, got slice\(0.5, None, None\)")  # type: ignore[misc]
     for wrong in (6, -7, [0, 6], torch.tensor([-7])):
         refused(lambda wrong=wrong: data[wrong], IndexError, r"index must be in \[-6, 6\), got (-7|0|6) to (-7|6)")
@@ -206,7 +206,8 @@ def test_out_of_range_floats_are_refused_as_pixels(value: float) -> None:
     low, high = sorted((0.5, value))
     with pytest.raises(ValueError, match=rf"pixels must be in \[0, 1\], got {low:.4g} to {high:.4g}; .* LabeledI"):
         LabeledImages.from_pixels(pixels, torch.tensor([0]))
-    LabeledImages.from_pixels(pixels.clamp(-0.0009, 1.0009), torch.tensor([0]))  # such as after resizing
+    near = pixels.clamp(-0.0009, 1.0009)  # such as after resizing
+    assert torch.equal(LabeledImages.from_pixels(near, torch.tensor([0])).images, near)
 
 
 def test_pixels_are_clamped_and_renormalizing_is_not() -> None:
@@ -217,11 +218,8 @@ def test_pixels_are_clamped_and_renormalizing_is_not() -> None:
 
 def test_to_converts_images_and_rows_but_not_classes() -> None:
     moved = make(kind="rows", columns=True).to("cpu", torch.float64)
-    assert (moved.images.dtype, moved.labels.dtype, moved.columns["client"].dtype) == (
-        torch.float64,
-        torch.float64,
-        torch.int64,
-    )
+    dtypes = [one.dtype for one in (moved.images, moved.labels, moved.columns["client"])]
+    assert dtypes == [torch.float64, torch.float64, torch.int64]
     assert make().to(dtype=torch.float16).labels.dtype == torch.int64
 
 
@@ -277,6 +275,7 @@ def test_default_grid_has_ten_columns() -> None:
 # Bad input
 
 X, Y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 1])
+ODD = torch.tensor([0.0, torch.nan, torch.inf])
 
 
 @pytest.mark.parametrize(
@@ -285,19 +284,14 @@ X, Y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 1])
         ((X.long(), Y), {}, TypeError, "images must be floating point"),
         ((X[:0].long(), Y[:0]), {"num_classes": 2}, TypeError, "images must be floating point"),
         ((X[:0, 0], Y[:0]), {"num_classes": 2}, ValueError, "images must have 4 dimensions"),
-        (
-            (torch.tensor([0.0, torch.nan, torch.inf]).view(3, 1, 1, 1), [0, 1, 1]),
-            {},
-            ValueError,
-            r"but 2 of 3 images hold NaN or Inf \(first: 1\)",
-        ),
+        ((ODD.view(3, 1, 1, 1), [0, 1, 1]), {}, ValueError, r"but 2 of 3 images hold NaN or Inf \(first: 1\)"),
         ((X, Y[:1]), {}, ValueError, "labels must have one entry per image"),
         ((X, Y - 1), {}, ValueError, "labels must be at least 0"),
         ((X, Y), {"num_classes": 1}, ValueError, "labels must be below num_classes=1"),
         ((X[:0], Y[:0]), {}, ValueError, "num_classes must be given for an empty set"),
         ((X[:0], Y[:0]), {"num_classes": 0}, ValueError, "num_classes must be at least 1"),
         ((X, torch.zeros(3, 2)), {}, ValueError, "labels must be 2 finite rows"),
-        ((X, torch.tensor([[0.5, 0.5], [0, torch.nan]])), {}, ValueError, "labels must be 2 finite rows"),
+        ((X, torch.tensor([[0.5, 0.5], [0, -torch.inf]])), {}, ValueError, r"labels .* 2 finite rows, .* \[2, 2\]"),
         ((X, torch.zeros(2, 4)), {"num_classes": 3}, ValueError, "4 columns, but num_classes=3"),
         ((X, torch.zeros(2, 4)), {"num_classes": 5}, ValueError, "4 columns, but num_classes=5"),
         ((X, Y), {"normalization": Normalization([0.0] * 3, [1.0] * 3)}, ValueError, "1 channels, normalization has 3"),
@@ -340,15 +334,18 @@ def test_as_set_accepts_tensors_or_a_set() -> None:
 def test_as_set_refuses_contradictions() -> None:
     data = LabeledImages(X, Y, num_classes=2)
     refused(lambda: as_set(data, Y, name="real"), TypeError, "labels must be left out when real is a LabeledImages")
-    refused(lambda: as_set(X), TypeError, "labels must be given")
+    for images, kind in ((X, "Tensor"), ([*X], "list")):
+        words = f"^labels must be given, because images is a {kind}, which has none"
+        refused(lambda x=images: as_set(x), TypeError, words)
     refused(lambda: as_set(data, num_classes=3), ValueError, "num_classes=3, but the set has 2")
     with pytest.raises(ValueError, match=r"normalization is mean \(0\.5\) .*, but the set's is pixels"):
         as_set(data, normalization=HALF)
     with pytest.raises(ValueError, match="set's"):
         as_set(data.replace(normalization=Normalization([0.5], [0.5])), normalization=HALF)
     overwritten = LabeledImages(X.clone(), Y)
-    overwritten.images[1] = torch.nan
-    refused(lambda: as_set(overwritten), ValueError, "finite")
+    for value in (torch.nan, torch.inf):
+        overwritten.images[1] = value
+        refused(lambda: as_set(overwritten), ValueError, "^images must be finite, but 1 of 2")
 
 
 def test_set_records_whether_its_class_count_was_given() -> None:
@@ -366,15 +363,8 @@ def test_set_records_whether_its_class_count_was_given() -> None:
 
 
 def test_repr_is_short_for_any_info() -> None:
-    long = {
-        "method": "distribution matching",
-        "networks": "x" * 500,
-        "ipc": 10,
-        "seed": 2**61,
-        "absent": list(range(99)),
-        "client": 3,
-    }
-    shown = repr(make(info=long))
+    long = {"method": "distribution matching", "networks": "x" * 500, "ipc": 10, "seed": 2**61}
+    shown = repr(make(info={**long, "absent": list(range(99)), "client": 3}))
     assert shown.endswith("method=distribution matching, ipc=10, client=3, 6 facts in info)")
     assert len(shown) < 200
 
