@@ -82,7 +82,7 @@ def add_shadows(
 
     def attacked(one: Pipeline, folder: str) -> dict[tuple[str, str], AttackResult]:
         made = run_shadows(one, count, out=out / folder, workers=workers, progress=progress)
-        wanted = min(1.0, max(0.01, (1 + 1e-9) / (len(one.images) // 2)))
+        wanted = max(0.01, (1 + 1e-9) / (len(one.images) // 2))
         tried = 5 * (len(made.scores) - 1)
         return {
             (name, attack): result

@@ -338,8 +338,9 @@ def _draw_held_out(members: Records, own: Tensor, non_members: Records) -> list[
     if len(everyone) < len(own):
         raise ValueError(f"non_members must be at least {len(own)}, the inverted records, got {len(everyone)}")
     groups = [(len(own), everyone)]
-    if members.data is not None and non_members.data is not None and members.data.labels.ndim == 1:
-        theirs, ours = non_members.data.labels[non_members.index].cpu(), members.data.labels[own].cpu()
+    inside, outside = members.data, non_members.data
+    if inside is not None and outside is not None and inside.labels.ndim == outside.labels.ndim == 1:
+        theirs, ours = outside.labels[non_members.index].cpu(), inside.labels[own].cpu()
         by_class = [(int(n), everyone[theirs == k]) for k, n in zip(*ours.unique(return_counts=True))]
         groups = by_class if all(len(group) >= n for n, group in by_class) else groups
 

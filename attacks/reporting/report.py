@@ -14,7 +14,7 @@ from attacks.membership import Pipeline
 from attacks.reporting._evidence import Evidence
 from attacks.reporting._page import Findings, Section
 from attacks.reporting._recorded_run import open_run
-from attacks.reporting._section_images import membership_section, nearest_section, recovery_section
+from attacks.reporting._section_images import check_started, membership_section, nearest_section, recovery_section
 from attacks.reporting._section_messages import adversary_section, class_section
 from attacks.reporting._section_models import add_shadows, last_model_section
 from attacks.reporting.inversion import Inversion, inversion_section
@@ -164,7 +164,7 @@ def _check_baselines(pipeline: Pipeline | None, baselines: Mapping[str, Pipeline
     if pipeline is None:
         raise ValueError("baselines are compared with the run's own pipeline: give pipeline= too")
     for name, other in baselines.items():
-        if not isinstance(name, str) or not name.strip() or not isinstance(other, Pipeline):
+        if not name.strip() or not isinstance(other, Pipeline):
             raise TypeError(f"baselines must map names to Pipelines, got {name!r}: {type(other).__name__}")
         if not torch.equal(other.labels.cpu(), pipeline.labels.cpu()):
             words = "but its labels differ: give it the same images and labels"
@@ -175,6 +175,8 @@ def _check_baselines(pipeline: Pipeline | None, baselines: Mapping[str, Pipeline
 def _image_sections(found: Evidence, started_from: Tensor | None) -> list[Section]:
     if not found.observed.rounds:
         return []
+    if started_from is not None and found.members is not None:
+        check_started(started_from, found.members)  # before long computations
     sections = [nearest_section(found)]
     if found.members is not None:
         sections.append(recovery_section(found, found.members))

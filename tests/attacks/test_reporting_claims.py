@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shutil
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_cut_or_edited_ledger_is_the_verdict(run: Path, tmp_path: Path) -> None:
     found = report(folder)
     assert "nothing supports its claim, because its ledger is not intact" in found.verdict
     assert str(path) in found.verdict
+    [said] = re.findall("because its ledger is not intact: (.*)[.]", found.verdict)
+    assert f"The ledger is not intact: {said}." in html.unescape(found.html.read_text(encoding="utf-8"))
 
 
 def copied(run: Path, tmp_path: Path) -> Path:
@@ -75,11 +78,17 @@ def test_baselines_are_shown_beside_the_run(run: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"shadows", "shadows-a%2Fraw"}
     with pytest.raises(ValueError, match=r"baselines are compared with the run's own pipeline: give pipeline= too"):
         report(run, baselines=raw, out=tmp_path)
-    with pytest.raises(TypeError, match="baselines must map names to Pipelines, got 'a': int"):
-        report(run, pipeline(0.0), baselines={"a": 3}, out=tmp_path)  # type: ignore[dict-item]
-    other = {"raw": pipeline(0.0, TRAIN.labels.flip(0))}
-    with pytest.raises(ValueError, match=r"baselines\['raw'\] must be on the pipeline's records in the same order"):
-        report(run, pipeline(0.0), baselines=other, out=tmp_path)
+    odd: Any
+    for odd, said in (
+        ({"a": 3}, "baselines must map names to Pipelines, got 'a': int"),
+        (raw | {" ": pipeline(0.0)}, "baselines must map names to Pipelines, got ' ': Pipeline"),
+        (
+            raw | {"b": pipeline(0.0, TRAIN.labels.flip(0))},
+            r"baselines\['b'\] must be on the pipeline's records in the",
+        ),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            report(run, pipeline(0.0), baselines=odd, out=tmp_path)
 
 
 def test_invalid_audits_are_refused_first(run: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from functools import partial
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +111,7 @@ def test_the_search_gets_the_options(labels: str, run: Path, monkeypatch: pytest
     assert [(one["steps"], one["restarts"]) for one in asked] == [(1, 1), (5, 1), (7, 3)]
     message = asked[0]["message"]
     assert isinstance(message, FedAvgUpdate)
+    assert message.batch is None  # of all records
     read = message.read_labels(3, TEST.normalization.encode(TEST.pixels()[:64])).tolist()
     wanted = {"known": TRAIN.labels[own].tolist(), "read with other images": read, "read with noise": None}[labels]
     for one in asked:
@@ -152,38 +153,41 @@ def fedavg_update_of(run: Path, client: int) -> FedAvgUpdate:
 
 def test_records_are_counted_for_the_asked_round(run: Path, tmp_path: Path) -> None:
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
-    for number, client, samples in ((2, 0, 40), (2, 1, 5), (2, 2, 5), (3, 1, 9), (3, 3, 0)):
+    for number, client, samples in ((2, 0, 40), (2, 1, 5), (2, 2, 5), (4, 1, 9), (4, 3, 0)):
         model = {"0.weight": torch.full((1,), 10.0 * number + client)}
         store.record(number, client, "down", Message.unchecked({"FedAvg.model": model}))
         store.record(
             number, client, "up", Message.unchecked({"FedAvg.update": model, "FedAvg.samples": float(samples)})
         )
-    store.record(4, 5, "down", Message.unchecked({"FedAvg.model": model}))  # and no reply
+    store.record(3, 5, "down", Message.unchecked({"FedAvg.model": model}))  # and no reply
     folder = open_run(store.out)
     assert record_counts(folder, Inversion()) == {0: 40, 1: 9, 2: 5}
     assert record_counts(folder, Inversion(round=2)) == {0: 40, 1: 5, 2: 5}
+    with pytest.raises(ValueError, match=r"round must be one in which a client answered, \[1, 2, 4\], got 3"):
+        record_counts(folder, Inversion(round=3))
     owners = [torch.arange(n) for n in (4, 0, 2, 1, 1, 1)]
     assert record_counts(folder, Inversion(owners=owners)) == {0: 4, 2: 2, 3: 1}
     assert record_counts(open_run(altered(store.out, tmp_path / "even", weights="uniform")), Inversion()) == {}
-    for client, number, wanted in ((2, None, 22.0), (1, 3, 31.0), (1, 2, 21.0)):
+    for client, number, wanted in ((2, None, 22.0), (1, 4, 41.0), (1, 2, 21.0)):
         for message, key in zip(message_pair(folder, client, number), ("FedAvg.model", "FedAvg.update")):
             assert message.values[key]["0.weight"].tolist() == [wanted]  # type: ignore[index]
     assert [m.round for m in message_pair(folder, 1, None)] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("settings", "round", "count", "wanted"),
-    [
-        ({}, 1, 57, {"batch": 32}), ({}, 1, 3, {}), ({}, 3, 32, {}),
-        ({"optimizer": {"momentum": 0.5, "weight_decay": 0.25, "lr_decay": 0.5}}, 3, 3,
-         {"lr": 0.025, "momentum": 0.5, "weight_decay": 0.25}),
-        ({"phases": {"epochs": 2, "steps": None}}, 1, 40, {"batch": 32, "epochs": 2}),
-        ({"phases": {"epochs": 1, "steps": 5}}, 1, 70, {"order": [(0, 32), (32, 64), (64, 70), (0, 32), (32, 64)]}),
-        ({"phases": {"epochs": 1, "steps": 2}}, 1, 65, {"order": [(0, 32), (32, 65)], "norm": "batch"}),
-        ({"phases": {"epochs": 1, "steps": 1}}, 1, 70, {"order": [(0, 32)]}),
-    ],
-    ids=range(8),
-)  # fmt: skip
+DECAYED = {"momentum": 0.5, "weight_decay": 0.25}
+REPLAYS: list[tuple[dict[str, Any], int, int, dict[str, Any]]] = [
+    ({}, 1, 57, {"batch": 32}),
+    ({}, 1, 3, {}),
+    ({}, 3, 32, {}),
+    ({"optimizer": DECAYED | {"lr_decay": 0.5}}, 3, 3, {"lr": 0.025, **DECAYED}),
+    ({"phases": {"epochs": 2, "steps": None}}, 1, 40, {"batch": 32, "epochs": 2}),
+    ({"phases": {"epochs": 1, "steps": 5}}, 1, 70, {"order": [(0, 32), (32, 64), (64, 70), (0, 32), (32, 64)]}),
+    ({"phases": {"epochs": 1, "steps": 2}}, 1, 65, {"order": [(0, 32), (32, 65)], "norm": "batch"}),
+    ({"phases": {"epochs": 1, "steps": 1}}, 1, 70, {"order": [(0, 32)]}),
+]
+
+
+@pytest.mark.parametrize(("settings", "round", "count", "wanted"), REPLAYS, ids=range(8))
 def test_replay_uses_the_options_of_the_folder(
     settings: Any, round: int, count: int, wanted: dict[str, Any], run: Path, tmp_path: Path
 ) -> None:
@@ -220,28 +224,27 @@ def test_replay_from_the_folder_gives_the_sent_update(run: Path) -> None:
 
 
 def test_messages_that_cannot_be_replayed_are_noted(run: Path, tmp_path: Path) -> None:
-    for number, (settings, said) in enumerate(
-        [
-            ({"optimizer": "adam"}, "run's optimizer cannot be"),
-            *(
-                ({name: ["a", "b"]}, f"run's {name} cannot be")
-                for name in ("architectures", "augment", "objective", "personal")
-            ),
-            (KEPT, "run's optimizer cannot be"),
-            ({"weights": "uniform"}, "number of records"),
-        ]
-    ):
-        other = altered(run, tmp_path / str(number), **settings)
-        assert any(said in line for line in report(other, **GIVEN).missing)
-    assert any("give network=" in line for line in report(run, members=TRAIN, out=tmp_path).missing)
-    assert any("give members=" in line and "update" in line for line in report(run, out=tmp_path).missing)
-    assert any("not None" in line for line in report(run, **GIVEN, invert=None, out=tmp_path).missing)
+    odd = {name: ({name: ["a", "b"]}, name) for name in ("architectures", "augment", "objective", "personal", "phases")}
+    odd |= {"adam": ({"optimizer": "adam", "augment": ["a"]}, "augment, optimizer"), "kept": (KEPT, "optimizer")}
+    for name, (settings, said) in odd.items():
+        [line, *_] = report(altered(run, tmp_path / name, **settings), **GIVEN).missing
+        assert (
+            f"shows: the run's {said} cannot be replayed from the folder; give invert=Inversion(build_message" in line
+        )
+    [line, *_] = report(altered(run, tmp_path / "even", weights="uniform"), **GIVEN).missing
+    assert "shows: the messages do not state their number of records; give invert=Inversion(owners=...)" in line
+    last = ["network=, members= and non_members=", "pipeline=; without them a model may look safer than it is"]
+    for given, asked in (
+        ({}, ["members=", *last]), ({"members": TRAIN}, ["network=, of the run's architecture", *last]),
+        ({**GIVEN, "invert": None}, ["invert=Inversion(...), not None", last[1]]),
+    ):  # fmt: skip
+        assert [line.split("give ")[1] for line in report(run, **given, out=tmp_path).missing] == asked
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_user_defined_message_is_inverted(run: Path, tmp_path: Path, ordered: bool) -> None:
     """Outsiders' images help to read the labels, unless the order of the labels is tried."""
-    asked: list[tuple[str, str]] = []
+    asked: list[Any] = []
     looked: list[Tensor] = []
 
     class Sent(Gradient):
@@ -250,17 +253,23 @@ def test_user_defined_message_is_inverted(run: Path, tmp_path: Path, ordered: bo
             return super().read_labels(count, noise)
 
     def observed_message(down: TranscriptMessage, up: TranscriptMessage) -> Gradient:
-        asked.append((down.direction, up.direction))
+        asked.append((down.direction, down.round, up.direction, up.round))
         own = TRAIN[OWNERS[1]]
         network = build(lambda: FACTORY(10), 0)
         sent = Sent(network, Gradient.of(network, own.images, own.labels).observed)
         sent.ordered = ordered
         return sent
 
-    given = Inversion(owners=OWNERS, build_message=observed_message, steps=20 if ordered else 100)
+    number = 2 if ordered else 1
+    options = {"round": 2, "steps": 20} if ordered else {"steps": 100}
+    given = Inversion(owners=OWNERS, build_message=observed_message, **options)
     folder = altered(run, tmp_path / "run", augment=["a"])  # which cannot be replayed from the folder
+    for direction in ("down", "up"):
+        Store(folder).record(2, 1, direction, Message.unchecked({"a": torch.ones(1)}))
     found = report(folder, **{**GIVEN, "network": None}, invert=given)
-    assert asked == [("down", "up")]
+    assert asked == [("down", number, "up", number)]
+    text = found.markdown.read_text(encoding="utf-8")
+    assert f"The message of client 1 (the fewest records) in round {number}, computed from 3 records" in text
     assert ordered or any("inverting" in line for line in found.leaks)
     near = [torch.cdist(x.flatten(1), TEST.images.flatten(1)).amin(1) < 0.1 for x in looked]
     assert {bool(x.all()) for x in near} == {bool(x.any()) for x in near} == {not ordered}
@@ -276,7 +285,7 @@ def test_training_of_several_exchanges_is_inverted(run: Path, tmp_path: Path) ->
     """Names of other exchanges may sort before that of the training."""
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
     asked = Message.unchecked({"Keys.public": torch.ones(4)})
-    for client, direction in ((0, "down"), (0, "up"), (1, "down"), (1, "up"), (2, "down"), (2, "up")):
+    for client, direction in product(range(3), ("down", "up")):
         store.record(1, client, direction, asked, "announce")
     folder = open_run(store.out)
     for down, up in (message_pair(folder, 1, None), message_pair(folder, 1, 1)):
@@ -303,7 +312,7 @@ def records(labels: list[int], data: bool = True) -> Records:
 
 
 def test_non_members_have_the_records_classes_if_possible() -> None:
-    inside, own = records([0, 1, 1, 2]), torch.tensor([0, 1, 2])
+    inside, own = replace(records([0, 1, 1, 2]), index=torch.tensor([2, 3])), torch.tensor([0, 1, 2])
     ours = [0, 1, 1]
     for labels, kept in (([1, 0, 3, 1, 0], True), ([0, 1, 3, 3, 3], False)):
         drawn = _draw_held_out(inside, own, records(labels))
@@ -311,14 +320,20 @@ def test_non_members_have_the_records_classes_if_possible() -> None:
         assert all(len(index.unique()) == 3 for index in drawn)
         assert all(one == ours for one in classes) == kept
     soft = replace(inside, data=inside.data.replace(labels=torch.eye(4)))  # type: ignore[union-attr]
-    for one, others in ((inside, records([0, 1, 3, 3, 3], data=False)), (soft, records([0] * 9 + [1] * 3))):
+    odd = records([0, 1, 1, 0])
+    odd = replace(odd, data=odd.data.replace(labels=torch.eye(4)))  # type: ignore[union-attr]
+    none = records([0, 1, 3, 3, 3], data=False)
+    for one, others in ((inside, none), (soft, records([0] * 9 + [1] * 3)), (inside, odd)):
         unknown = _draw_held_out(one, own, others)
         assert {int(i) for index in unknown for i in index} == set(range(len(others.index)))
         assert {len(index) for index in unknown} == {3}
-        assert len({tuple(index.tolist()) for index in unknown}) > 30
+        assert len({tuple(index.tolist()) for index in unknown}) > 20
     others = replace(records([0] * 4 + [1, 0, 3, 1, 1]), index=torch.arange(4, 9))  # only these are attacked
     for index in _draw_held_out(inside, own, others):
         assert sorted(others.data.labels[others.index][index].tolist()) == ours  # type: ignore[union-attr]
+    pairs = {tuple(index.tolist()) for index in _draw_held_out(inside, own[:2], records([0, 0, 0, 1, 1, 1]))}
+    assert pairs == set(product(range(3), range(3, 6)))  # each class is drawn on its own
+    assert all(index.sort().values.equal(own) for index in _draw_held_out(inside, own, records([3, 3, 3])))
     with pytest.raises(ValueError, match="non_members must be at least 3, the inverted records, got 2"):
         _draw_held_out(inside, own, records([1, 1]))
 
@@ -342,10 +357,8 @@ def test_recovered_images_are_compared_with_the_clients_records(kind: str, monke
     own = torch.tensor([41, 2, 17, 30])
     truth, noise = TRAIN.pixels()[own], torch.randn(4, 1, 8, 8, generator=derive(0))
     scale = torch.tensor([0.2, 0.06, 0.08, 0.2]).view(-1, 1, 1, 1)
-    made = {"similar": truth + 0.2 * noise, "nothing": 0.4 + 0.2 * truth + 0.12 * noise}.get(
-        kind, 0.6 * truth + 0.3 + scale * noise
-    )
-    images = made.clamp(0, 1)[[2, 0, 3, 1]]
+    made = {"similar": truth + 0.2 * noise, "nothing": 0.4 + 0.2 * truth + 0.12 * noise}
+    images = made.get(kind, 0.6 * truth + 0.3 + scale * noise).clamp(0, 1)[[2, 0, 3, 1]]
     section = Section("")
     _compare_own(section, images, own, inside, None if kind == "alone" else outside, "client 1")
     paired = images[best(images, truth)]
@@ -360,9 +373,8 @@ def test_recovered_images_are_compared_with_the_clients_records(kind: str, monke
     [shown] = [part.cells for part in section.parts if isinstance(part, Table)]
     if kind == "alone":
         assert shown == cells
-        assert section.missing == [
-            "whether the inverted images are more than similar to the records: give non_members="
-        ]
+        why = "whether the inverted images are more than similar to the records"
+        assert section.missing == [f"{why}: give non_members="]
         return
     means = []
     for index in _draw_held_out(inside, own, outside):
@@ -379,16 +391,12 @@ def test_recovered_images_are_compared_with_the_clients_records(kind: str, monke
     )
     dB = f"{float(aligned.mean()):.1f} dB aligned, held-out images of its classes {float(others.mean()):.1f}"
     start = "inverting the update of client 1 recovers"
-    lines = {
-        "recovered": f"{start} {near} of its 4 records above 20 dB (mean {dB})",
-        "similar": f"{start} images closer to its records than to others ({dB})",
-        "nothing": f"{start} images no closer to its records than to others ({dB})",
-    }
-    found = ("inversion", lines[kind])
-    assert (section.leaks, section.negatives) == (([], [found]) if kind == "nothing" else ([found], []))
-    assert (beaten > 0, near > 0) == {"recovered": (False, True), "similar": (False, False), "nothing": (True, False)}[
-        kind
-    ]
+    said = f"{near} of its 4 records above 20 dB (mean {dB})"
+    if kind != "recovered":
+        said = f"images {'closer' if kind == 'similar' else 'no closer'} to its records than to others ({dB})"
+    found = [("inversion", f"{start} {said}")]
+    assert (section.leaks, section.negatives) == (([], found) if "no closer" in said else (found, []))
+    assert (beaten > 0, near > 0) == (kind == "nothing", kind == "recovered")
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -404,13 +412,8 @@ def test_without_owners_the_nearest_records_are_shown(held: bool) -> None:
     for name, candidates in groups.items():
         near = [max(candidates, key=lambda c, x=x: float(psnr(align(x[None], c[None]), c[None]))) for x in images]  # type: ignore[misc]
         rows.append(torch.stack(near))
-        cells.append(
-            (
-                f"the nearest {name} of {len(candidates)}",
-                level(images, rows[-1]),
-                level(align(images, rows[-1]), rows[-1]),
-            )
-        )
+        levels = [level(one, rows[-1]) for one in (images, align(images, rows[-1]))]
+        cells.append((f"the nearest {name} of {len(candidates)}", *levels))
     caption = f"Recovered images, and below each the nearest {' and '.join(groups)}."
     assert section.parts[0] == image_grid([row[:8] for row in rows], caption)
     assert [part.cells for part in section.parts if isinstance(part, Table)] == [cells]
@@ -420,12 +423,9 @@ def test_without_owners_the_nearest_records_are_shown(held: bool) -> None:
 
 def test_client_without_a_reply_has_no_message_pair(run: Path, tmp_path: Path) -> None:
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
-    store.record(
-        2, 0, "up", Message.unchecked({"FedAvg.update": {"w": torch.ones(1)}})
-    )  # a reply without a stored request
-    request = Message.unchecked({"FedAvg.model": {"w": torch.ones(1)}})
-    store.record(1, 6, "down", request)
-    store.record(2, 6, "up", request)
+    sent = Message.unchecked({"FedAvg.model": {"w": torch.ones(1)}})
+    for number, client, direction in ((2, 0, "up"), (1, 6, "down"), (2, 6, "up")):  # replies without a stored request
+        store.record(number, client, direction, sent)
     folder = open_run(store.out)
     assert message_pair(folder, 0, None)[0].round == 1
     for client, number in ((0, 2), (5, 1), (6, None)):
@@ -438,34 +438,28 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
         return Gradient.of(FACTORY(10), TRAIN.images[:3], TRAIN.labels[:3])
 
     beyond = [OWNERS[0], torch.tensor([59, 60, 58])]
+    known = Inversion(owners=OWNERS, known_labels=True, build_message=build)
+    pixels = {"members": TRAIN.pixels(), "network": None, "non_members": TEST}
+    sent = "network must have the run's architecture: .* those sent to client 0 in round 1; build it as the run did"
     cases: list[tuple[dict[str, Any], str]] = [
         ({"invert": True}, "invert must be of attacks.reporting.Inversion, got bool"),
         ({"invert": Inversion(client=7)}, r"client must be one that holds records and answered, \[0, 1\], got 7"),
+        ({"invert": Inversion(client=0, owners=[OWNERS[1][:0], OWNERS[1]])}, r"holds .* answered, \[1\], got 0"),
         ({"invert": Inversion(client=1, round=4)}, r"round must be one in which a client answered, \[1\], got 4"),
-        ({"invert": Inversion(owners=beyond)}, "owners must be .* of members, 0 to 59, got 58 to 60: give members="),
-        ({"network": ConvNet((1, 8, 8), 10, width=4, depth=1)}, "network must have the run's architecture"),
-        (
-            {"members": TRAIN.pixels(), "network": None,
-             "invert": Inversion(owners=OWNERS, known_labels=True, build_message=build)},
-            "members must be LabeledImages if known_labels is set",
-        ),
-    ]  # fmt: skip
+        ({"invert": Inversion(owners=beyond), "max_records": 30}, "owners must be .*, 0 to 59, got 58 to 60: give"),
+        ({"invert": Inversion(owners=[OWNERS[0], -OWNERS[1]])}, "owners must be .*, got -2 to 0: give members="),
+        ({"network": ConvNet((1, 8, 8), 10, width=4, depth=1), "invert": Inversion(client=0, max_records=57)}, sent),
+        ({**pixels, "invert": known}, "members must be LabeledImages if known_labels is set"),
+    ]
     for changed, said in cases:
         given = {**GIVEN, "non_members": None, "invert": Inversion(owners=OWNERS), **changed}
         refused(lambda given=given: report(run, **given, out=tmp_path), (TypeError, ValueError), said)
-    for given in ({}, {"build_message": build}):
-        refused(
-            lambda given=given: Inversion(known_labels=True, **given), ValueError, "known_labels .* give owners too"
-        )
-    for wrong in (torch.rand(3), torch.ones(3, dtype=torch.bool), torch.ones(1, 3, dtype=torch.long), [1]):
-        for owners in ([wrong, OWNERS[1]], [OWNERS[0], wrong]):
+    for more in ({}, {"build_message": build, "client": 0}):
+        refused(lambda more=more: Inversion(known_labels=True, **more), ValueError, "known_labels .* give owners too")
+    for odd in (torch.rand(3), torch.ones(3, dtype=torch.bool), torch.ones(1, 3, dtype=torch.long), [1]):
+        for owners in ([odd, OWNERS[1]], [OWNERS[0], odd]):
             refused(lambda owners=owners: Inversion(owners=owners), TypeError, "owners must be int tensors")
-    for name, value in (
-        ("max_records", 0),
-        ("steps", 0),
-        ("restarts", 0),
-        ("seconds", -1.0),
-        ("total_variation", -1.0),
-    ):
+    wrong = {"max_records": 0, "steps": 0, "restarts": 0, "seconds": -1.0, "total_variation": -1.0}
+    for name, value in wrong.items():
         refused(lambda name=name, value=value: Inversion(**{name: value}), ValueError, f"{name} must be")
     assert not list(tmp_path.iterdir())
