@@ -48,7 +48,7 @@ def p_value(
     least, most = np.zeros(len(counts), dtype=np.int64), np.full(len(counts), runs + 1)
     while bool((least < most).any()):
         middle = (least + most) // 2
-        reached = _statistic(np.minimum(middle, runs), runs, counts, other_runs, claim) >= observed - 1e-9
+        reached = _statistic(middle, runs, counts, other_runs, claim) >= observed - 1e-9
         least, most = np.where(reached, least, np.minimum(middle + 1, most)), np.where(reached, middle, most)
 
     def chances(q: Any) -> Any:
@@ -62,12 +62,10 @@ def p_value(
 
 
 def _largest(q: Any, claim: Sequence[tuple[float, float]]) -> tuple[Any, Any]:
-    """Return T(q), at most 1, and the factor e^epsilon of the pair that gives it (0 where T(q) is 1)."""
+    """Return T(q), at most 1, and the factor e^epsilon of the pair that gives it."""
     factors, deltas = np.exp(np.minimum([pair[0] for pair in claim], 300.0)), np.array([pair[1] for pair in claim])
     every = factors[:, None] * q + deltas[:, None]
-    least = every.argmin(0)
-    value = every.min(0)
-    return np.minimum(value, 1.0), np.where(value < 1, factors[least], 0.0)
+    return np.minimum(every.min(0), 1.0), factors[every.argmin(0)]
 
 
 def _window(q: float, runs: int) -> tuple[int, int]:

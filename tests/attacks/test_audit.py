@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from scipy.stats import beta, binom, norm
 
 from attacks.audit import ClaimTest, audit_claim, epsilon_lower_bound, max_lower_bound, one_run_lower_bound, step_scores
@@ -51,8 +53,7 @@ def slow_p_value(counts: tuple[int, int, int, int], claim: list[tuple[float, flo
 
     def allowed(q: Any) -> tuple[Any, Any]:
         every = np.stack([np.exp(e) * q + d for e, d in claim])
-        slopes = np.exp(np.array([e for e, _ in claim]))[every.argmin(0)]
-        return np.minimum(every.min(0), 1), np.where(every.min(0) < 1, slopes, 0)
+        return np.minimum(every.min(0), 1), np.exp(np.array([e for e, _ in claim]))[every.argmin(0)]
 
     p, q = (k + 1) / (n + 2), (j + 1) / (m + 2)
     most, slope = allowed(q)
@@ -68,8 +69,22 @@ def slow_p_value(counts: tuple[int, int, int, int], claim: list[tuple[float, flo
     return min(1.0, max(chances) + level / 10)
 
 
-@pytest.mark.parametrize("counts", [(9, 12, 2, 15), (12, 12, 0, 12), (7, 20, 3, 18), (0, 9, 9, 9), (20, 20, 19, 20)])
-@pytest.mark.parametrize("claim", [[(0.5, 0.05)], [(0.0, 0.2), (1.0, 0.02), (3.0, 0.0)]], ids=["pair", "profile"])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (9, 12, 2, 15),
+        (12, 12, 0, 12),
+        (7, 20, 3, 18),
+        (0, 9, 9, 9),
+        (20, 20, 19, 20),
+        (40, 40, 5, 5),
+        (9, 12, 9, 12),
+        (14, 20, 1, 30),
+    ],
+)
+@pytest.mark.parametrize(
+    "claim", [[(1.5, 0.02)], [(0.0, 0.2), (1.0, 0.02), (3.0, 0.0)], [(0.0, 0.0)]], ids=["pair", "profile", "equality"]
+)
 def test_p_value_sums_all_more_extreme_counts(
     counts: tuple[int, int, int, int], claim: list[tuple[float, float]]
 ) -> None:
@@ -179,11 +194,12 @@ def test_many_run_bound_has_its_coverage() -> None:
 
 
 def test_maximum_bound_is_reached_by_disjoint_outcomes() -> None:
-    for runs, level in ((200, 0.05), (61, 0.2)):
+    for runs, level in ((200, 0.05), (61, 0.2), (61, 0.9)):
         worlds = torch.ones(runs, dtype=torch.float64), torch.zeros(runs, dtype=torch.float64)
         most = max_lower_bound(runs, confidence=1 - level)
         assert epsilon_lower_bound(*worlds, 0.0, confidence=1 - level) == pytest.approx(most)
-        assert most == pytest.approx(-math.log(1 - (0.9 * level) ** (1 / (runs // 2))), rel=1e-3)  # (1 - q)^n at p = 1
+        n = runs // 2  # (1 - q)^n at p = 1; no excess is left at n + 1 (with a hit and a miss more, p / q)
+        assert most == pytest.approx(min(-math.log(1 - (0.9 * level) ** (1 / n)), math.log(n + 1)), rel=1e-3)
 
 
 def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -229,21 +245,46 @@ def test_gaussian_one_run_bound_equals_the_release(canaries: int, right: int, gu
     assert one_run_lower_bound(scores, ~included, guesses, 1e-5, tradeoff="gaussian") == 0
 
 
+def refuted_by_masses(m: int, r: int, right: int, shift: float, level: float) -> bool:
+    """Search the least mass of each number of correct guesses, from `right` down, with the paper's inequalities."""
+    masses = {right: level}
+    for count in range(right - 1, -1, -1):
+        tail, wrong = (sum(p * weight(i) for i, p in masses.items()) / m for weight in (int, lambda i: r - i))
+        least = norm.cdf(norm.ppf(min(1.0, tail)) - shift)
+        masses[count] = max(0.0, least - wrong) * m / (r - count)
+    return sum(masses.values()) > 1
+
+
+@given(st.integers(2, 30), st.data(), st.sampled_from([1e-5, 0.01]), st.sampled_from([0.05, 0.2]))
+def test_gaussian_one_run_bound_inverts_the_papers_inequalities(m: int, data: Any, delta: float, level: float) -> None:
+    r = data.draw(st.integers(1, m))
+    right = data.draw(st.integers((r + 1) // 2, r))
+    included, high = torch.arange(m) < m // 2, (r + 1) // 2
+    included[:high], included[m - r // 2 :] = torch.arange(high) >= r - right, False
+    found = one_run_lower_bound(
+        -torch.arange(m).double(), included, r, delta, tradeoff="gaussian", confidence=1 - level
+    )
+    if not found:
+        assert not refuted_by_masses(m, r, right, 1e-3, level)
+        return
+    shift = brentq(lambda mu: gaussian_delta(1 / mu, found) - delta, 1e-4, 60.0, xtol=1e-12)
+    assert refuted_by_masses(m, r, right, shift - 1e-6, level)
+    assert not refuted_by_masses(m, r, right, shift + 1e-6, level)
+
+
 GOOD = torch.zeros(4, dtype=torch.float64)
 COINS = torch.tensor([True, False, True, False])
 BAD: list[tuple[Any, str]] = [
     (lambda: audit_claim(GOOD, GOOD, []), "claim must hold at least one"),
-    (lambda: audit_claim(GOOD, GOOD, [(-1.0, 0.0)]), "epsilon of the claim"),
-    (lambda: audit_claim(GOOD, GOOD, [(1.0, 1.0)]), "delta of the claim"),
-    (
-        lambda: audit_claim(GOOD[:1], GOOD, PROFILE),
-        r"inside must be \[n\] or \[n, d\] scores of at least 2 runs, got shape",
-    ),
+    (lambda: audit_claim(GOOD, GOOD, [(0.0, 0.0), (-1.0, 0.0)]), "epsilon of the claim must be at least 0, got -1"),
+    (lambda: audit_claim(GOOD, GOOD, [(0.0, 0.0), (1.0, 1.0)]), "delta of the claim must be less than 1, got 1"),
+    (lambda: audit_claim(GOOD, GOOD, [(1.0, -0.5)]), "delta of the claim must be at least 0, got -0.5"),
+    (lambda: audit_claim(GOOD / 0, GOOD, PROFILE), "inside must not be NaN, but 4 of 4 are: the attack failed"),
+    (lambda: audit_claim(GOOD[:1], GOOD, PROFILE),
+        r"inside must be \[n\] or \[n, d\] scores of at least 2 runs, got shape"),
     (lambda: audit_claim(GOOD.view(2, 2), GOOD, PROFILE), "same statistics for each run, got 2 and 1 columns"),
-    (
-        lambda: audit_claim(GOOD.view(2, 2, 1), GOOD, PROFILE),
-        r"inside must be \[n\] or \[n, d\] scores .* got shape \[2, 2, 1\]",
-    ),
+    (lambda: audit_claim(GOOD.view(2, 2, 1), GOOD, PROFILE),
+        r"inside must be \[n\] or \[n, d\] scores .* got shape \[2, 2, 1\]"),
     (lambda: audit_claim(GOOD, GOOD.view(2, 2) / 0, PROFILE), "outside must not be NaN, but 4 of 4"),
     (lambda: audit_claim(GOOD[:, None][:, :0], GOOD, PROFILE), r"inside must be .* got shape \[4, 0\]"),
     (lambda: audit_claim(GOOD, GOOD.int(), PROFILE), "outside must be a floating tensor, got torch.int32"),
@@ -254,25 +295,33 @@ BAD: list[tuple[Any, str]] = [
     (lambda: epsilon_lower_bound(GOOD, GOOD, 0.0, confidence=1.0), "confidence"),
     (lambda: epsilon_lower_bound(GOOD, GOOD, 0.0, confidence=0.0), "confidence"),
     (lambda: max_lower_bound(9, confidence=1.0), "confidence"),
-    (lambda: max_lower_bound(9, confidence=0.0), "confidence"),
-    (lambda: epsilon_lower_bound(GOOD, GOOD, 1.0), "delta"),
-    (lambda: audit_claim(GOOD, GOOD, [(1.0, 0.0, 0.0)]), "claim must be a list of pairs"),  # type: ignore[list-item]
-    (lambda: max_lower_bound(1), "runs must be at least 2"),
-    (
-        lambda: one_run_lower_bound(GOOD.view(2, 2), COINS.view(2, 2), 2, 0.0),
-        r"scores must be at least 1 scores, \[n\], got shape \[2, 2\]",
-    ),
+    (lambda: max_lower_bound(9, confidence=0.0), "confidence"), (lambda: epsilon_lower_bound(GOOD, GOOD, 1.0), "delta"),
+    *((lambda claim=claim: audit_claim(GOOD, GOOD, claim), rf"pairs \(epsilon, delta\), got {re.escape(repr(claim))}$")
+        for claim in ([(1.0, 0.0), (1.0, 0.0, 0.0)], [1.0], {}, [(1.0,)])),
+    (lambda: step_scores(GOOD[None], 0.0), "sigma must be greater than 0"),
+    (lambda: step_scores(GOOD[None], 1.0, rate=0.0), "rate must be greater than 0"),
+    (lambda: step_scores(GOOD[None], 1.0, rate=1.5), "rate must be at most 1, got 1.5"),
+    (lambda: max_lower_bound(1), "runs must be at least 2, got 1"),
+    (lambda: epsilon_lower_bound(GOOD, GOOD, -0.1), "delta must be at least 0, got -0.1"),
+    (lambda: one_run_lower_bound(GOOD, COINS, 0, 0.0), "guesses must be at least 1, got 0"),
+    (lambda: one_run_lower_bound(GOOD, COINS, 2, 1.0), "delta must be less than 1, got 1"),
+    (lambda: one_run_lower_bound(GOOD, COINS, 2, 0.1, tradeoff="exact"),
+        "tradeoff must be one of 'approximate', 'gaus"),
+    (lambda: one_run_lower_bound(GOOD[:2], COINS.view(2, 2), 2, 0.0), r"the scores' shape \[2\], got \[2, 2\]"),
+    (lambda: one_run_lower_bound(GOOD.view(2, 2), COINS.view(2, 2), 2, 0.0),
+        r"scores must be at least 1 scores, \[n\], got shape \[2, 2\]"),
     (lambda: one_run_lower_bound(GOOD, COINS[:3], 2, 0.0), r"included must have the scores' shape \[4\], got \[3\]"),
     (lambda: one_run_lower_bound(GOOD, COINS.int(), 2, 0.0), "included must be a bool tensor"),
     (lambda: one_run_lower_bound(GOOD, COINS, 5, 0.0), "guesses must be at most 4"),
     (lambda: one_run_lower_bound(GOOD, COINS, 2, 0.0, tradeoff="gaussian"), "delta must be above 0"),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1.0])
-def test_a_claim_may_have_delta_0(epsilon: float) -> None:
+@pytest.mark.parametrize("epsilons", [[0.0], [1.0], [1000.0, 0.0]])
+def test_a_claim_may_have_delta_0(epsilons: list[float]) -> None:
     apart, equal = torch.ones(200).double(), torch.zeros(200).double()
-    assert [audit_claim(one, equal, [(epsilon, 0.0)]).refuted for one in (apart, equal)] == [True, False]
+    found = [audit_claim(one, equal, [(epsilon, 0.0) for epsilon in epsilons]) for one in (apart, equal)]
+    assert [(one.refuted, one.epsilon) for one in found] == [(True, epsilons[-1]), (False, epsilons[-1])]
 
 
 @pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))

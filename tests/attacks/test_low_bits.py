@@ -88,6 +88,8 @@ def test_scores_count_the_multiples_of_each_unit(std: float, shared: bool) -> No
     [
         (torch.zeros(2, 3), torch.zeros(4), 1.0, r"released must be \[runs, ...\] .* got \[2, 3\] and \[4\]"),
         (torch.zeros(3), torch.zeros(3), 1.0, r"got \[3\] and \[3\]"),
+        (torch.zeros(2, 0), torch.zeros(0), 1.0, r"at least one value, .* got \[2, 0\] and \[0\]"),
+        (torch.full((2, 3), math.inf), torch.zeros(3), 1.0, "released must be finite, but 6 of 6"),
         (torch.zeros(2, 3).long(), torch.zeros(3), 1.0, "released must be a floating tensor, got torch.int64"),
         (torch.zeros(2, 3), [0.0] * 3, 1.0, "sums must be a floating tensor, got list"),
         (torch.zeros(2, 3), torch.full((3,), math.nan), 1.0, "sums must be finite, but 3 of 3"),

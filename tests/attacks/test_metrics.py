@@ -54,8 +54,8 @@ def test_ssim_equals_its_definition() -> None:
 
 
 def test_ssim_of_equal_images_is_one_even_if_black() -> None:
-    black = torch.zeros(1, 1, 12, 12)
-    assert ssim(black, black).tolist() == [1.0]
+    for plain in (torch.zeros(1, 1, 12, 12), torch.ones(1, 1, 12, 12)):
+        assert ssim(plain, plain).tolist() == [1.0]
     a = pictures(0, dtype=torch.float32)
     assert ssim(a, a).tolist() == [1.0] * 3
     assert ssim(a, 1 - a).max() < 0
@@ -64,8 +64,14 @@ def test_ssim_of_equal_images_is_one_even_if_black() -> None:
 @pytest.mark.parametrize("metric", [psnr, ssim, lpips])
 def test_invalid_pairs_of_batches_are_refused(metric) -> None:
     a = pictures(0, size=32)
-    refused(lambda: metric(a - 0.5, a), ValueError, r"images must be pixels in \[0, 1\], got .*use set\.pixels\(\)")
-    refused(lambda: metric(a, a * 2), ValueError, r"references must be pixels in \[0, 1\], got .* to 2: they seem norm")
+    for name, batches in (
+        ("images", (a - 0.5, a)),
+        ("references", (a, a * 2)),
+        ("images", (a.mul(1.5).clamp_min(0.25), a)),
+    ):
+        low, high = (f"{float(x):.4g}" for x in batches[name == "references"].aminmax())
+        words = rf"^{name} must be pixels in \[0, 1\], got {low} to {high}: they seem normalized; use set\.pixels\(\)$"
+        refused(lambda given=batches: metric(*given), ValueError, words)  # type: ignore[misc]
     refused(lambda: metric(a, a[:2]), ValueError, r"same shape, got torch.Size\(\[3, .* and torch.Size\(\[2, ")
     refused(lambda: metric(a, a.float()), ValueError, "same dtype, got torch.float64 and torch.float32")
     refused(lambda: metric((a * 255).byte(), (a * 255).byte()), TypeError, r"float.*/ 255")
@@ -158,14 +164,21 @@ def test_missing_weights_are_named_with_the_remedy(checkpoints: Path, net: str, 
     a = pictures(0, size=32)
     with pytest.raises(FileNotFoundError) as caught:
         lpips(a, a, net=net)
-    message = str(caught.value)
-    assert f"curl --create-dirs -o {checkpoints / file} https://download.pytorch.org/models/{file}" in message
-    assert "download=True" in message
+    assert str(caught.value).startswith(
+        f"LPIPS ({net}) needs the weights {file} in {checkpoints}, which are missing. Get them with\n    curl "
+        f"--create-dirs -o {checkpoints / file} https://download.pytorch.org/models/{file}\nor call lpips(..., "
+        "download=True). "
+    )
     assert not checkpoints.exists()
 
 
-def test_weights_are_downloaded_only_on_request(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("there", [False, True])
+def test_weights_are_downloaded_only_on_request(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
     asked = []
+    if there:
+        checkpoints.mkdir(parents=True)
 
     def fetch(url: str, target: str, hash_prefix: str, progress: bool) -> None:
         asked.append((url, hash_prefix))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom, norm
 from sklearn.metrics import roc_auc_score
 
-from attacks.statistics import OperatingPoint, Rate, at_threshold, bonferroni, clopper_pearson, ppv, ppv_interval, roc
+from attacks.statistics import (
+    Estimate,
+    OperatingPoint,
+    Rate,
+    at_threshold,
+    bonferroni,
+    clopper_pearson,
+    ppv,
+    ppv_interval,
+    roc,
+)
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -38,9 +49,13 @@ def test_curve_equals_counts_of_a_plain_loop(rows: list[tuple[float, bool]]) -> 
         return
     curve = roc(scores, member)
     assert curve.thresholds.tolist() == [math.inf, *sorted({s for s, _ in rows}, reverse=True)]
+    assert (curve.hits[0], curve.false[0], curve.thresholds.dtype) == (0, 0, torch.float64)
     for threshold, hits, false in list(zip(curve.thresholds, curve.hits, curve.false))[1:]:
         assert hits == sum(m and s >= threshold for s, m in rows)
         assert false == sum(not m and s >= threshold for s, m in rows)
+    certain = sum(m and s == math.inf for s, m in rows)
+    assert at_threshold(scores, member, math.inf).tpr == Rate.of(certain, int(member.sum()))
+    assert at_threshold(scores.neg(), member, -math.inf).fpr.value == 1
     pairs = [(a > b) + 0.5 * (a == b) for a, m in rows if m for b, n in rows if not n]
     assert curve.auc == pytest.approx(np.mean(pairs))
     finite = scores.clamp(max=10)
@@ -54,6 +69,9 @@ def test_operating_point_is_optimal_within_its_false_positive_rate(rows: list[tu
     wanted = min(1.0, count / others)
     point = roc(scores, member).at(wanted)
     assert point.fpr.value <= wanted + 1e-12
+    assert at_threshold(scores, member, point.threshold, chosen_elsewhere=True) == replace(
+        point, tpr=Rate.of(point.tpr.hits, point.tpr.trials)
+    )
     better = [at_threshold(scores, member, s, chosen_elsewhere=True) for s, _ in rows]
     assert point.tpr.hits == max([0, *(p.tpr.hits for p in better if p.fpr.value <= wanted + 1e-12)])
     assert point.tpr.low <= point.tpr.value <= point.tpr.high
@@ -98,6 +116,7 @@ def test_intervals_have_their_stated_coverage() -> None:
 def test_best_of_several_attacks_is_corrected_for_selection() -> None:
     assert bonferroni(0.95, 5) == pytest.approx(0.99)
     assert bonferroni(0.95, 1) == 0.95
+    assert str(Estimate(0.12345, -0.0123456, 12.3456, 0.9)) == "0.123 (-0.0123 to 12.3)"
 
 
 @given(st.floats(0, 1), st.floats(0.001, 1), st.floats(0.001, 0.999))
@@ -146,10 +165,12 @@ def test_interval_of_a_selected_threshold_is_zou_and_donners(
     loose = min((k for k in range(1, count) if beta.cdf(rate, k, count + 1 - k) <= tail), default=None)
     member = torch.arange(members + count) < members
     for seed in range(40):
-        scores = torch.randn(members + count, generator=derive(9, seed), dtype=torch.float64) + member
+        scores = torch.randn(members + count, generator=derive(9, seed), dtype=torch.float64)
+        scores += member if rate < 0.9 else -2 * member.int()
         scores = scores if seed % 2 else scores.mul(8).round() / 8  # with many ties
-        found = roc(scores, member).at(rate, confidence=confidence).tpr
-        inside, others = scores[member], scores[~member].sort(descending=True).values
+        point = roc(scores, member).at(rate, confidence=confidence)
+        found, inside, others = point.tpr, scores[member], scores[~member].sort(descending=True).values
+        assert point.fpr == Rate.of(int((others >= point.threshold).sum()), count, confidence)
         at_strict = int((inside > others[strict]).sum()) / members
         at_loose = 1.0 if loose is None else int((inside >= others[loose - 1]).sum()) / members
         assert found.hits == int((inside > others[int(rate * count + 1e-9)]).sum())
@@ -163,9 +184,10 @@ def test_interval_of_a_selected_threshold_is_zou_and_donners(
 def test_threshold_selected_on_the_scores_is_refused() -> None:
     """The threshold of `Roc.at`, or any other score: its plain interval would undercover (see above)."""
     member = torch.arange(200) < 100
-    scores = torch.randn(200, generator=derive(8)) + member
+    scores = (torch.randn(200, generator=derive(8)) + member).requires_grad_()
+    assert not roc(scores, member).thresholds.requires_grad
     picked = roc(scores, member).at(0.05)
-    for one in (picked.threshold, float(scores[3]), float(scores[150])):
+    for one in (picked.threshold, float(scores[3].detach()), float(scores[150].detach())):
         words = rf"must not be chosen on the scores it is reported on, but {one:g} is one .* Use roc\("
         refused(lambda one=one: at_threshold(scores, member, one), ValueError, words)  # type: ignore[misc]
     assert at_threshold(scores, member, picked.threshold, chosen_elsewhere=True).tpr.hits == picked.tpr.hits
@@ -191,24 +213,39 @@ def test_few_false_positives_are_named() -> None:
 ZEROS, ONE = torch.zeros(2), torch.tensor([True, False])
 
 
+def at_half(confidence: float) -> OperatingPoint:
+    return roc(ZEROS, ONE).at(1.0, confidence=confidence)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda: roc(torch.tensor([1]), torch.tensor([True])), "scores must be a floating tensor"),
         (lambda: roc(torch.zeros(2), torch.tensor([1, 0])), "member must be a bool tensor"),
         (lambda: roc(torch.zeros(2), torch.tensor([True])), r"of the same length, got \[2\] and \[1\]"),
-        (lambda: roc(torch.zeros(2), torch.ones(2, 2).bool()), "of the same length"),
+        (lambda: roc(torch.zeros(2), torch.ones(2, 2).bool()), r"of the same length, got \[2\] and \[2, 2\]"),
+        (lambda: roc(torch.zeros(2, 2), torch.ones(2, 2).bool()), r"of the same length, got \[2, 2\] and \[2, 2\]"),
         (lambda: roc(torch.tensor([math.nan, 0.0]), torch.tensor([True, False])), "must not be NaN, but 1 are"),
         (lambda: at_threshold(ZEROS, ONE, math.nan), "got nan"),
         (lambda: at_threshold(ZEROS, ONE, True), "threshold must be a number, got bool"),
-        (lambda: at_threshold(ZEROS, ONE, 1.0, chosen_elsewhere=1), "chosen_elsewhere must be True or False"),  # type: ignore[arg-type]
-        (lambda: ppv_interval(Rate.of(1, 2), 0.5, 0.5), "fpr must be a Rate"),  # type: ignore[arg-type]
+        (lambda: at_threshold(ZEROS, ONE, 1.0, chosen_elsewhere=1), "chosen_elsewhere must be True or False"),
+        (lambda: ppv_interval(Rate.of(1, 2), 0.5, 0.5), "fpr must be a Rate"),
+        (lambda: ppv_interval(0.5, Rate.of(1, 2), 0.5), "tpr must be a Rate"),
         (lambda: at_threshold(ZEROS, ONE, 10**400), "threshold must be finite"),
         (lambda: clopper_pearson(3, 2), "hits must be at most 2, got 3"),
-        (lambda: clopper_pearson(1, 2, 1.0), "confidence"),
+        (lambda: clopper_pearson(0, 0), "trials must be at least 1, got 0"),
+        *((lambda call=call, one=one: call(one), f"confidence must be {words} than {one:g}, got {one:g}")
+            for call in (partial(clopper_pearson, 1, 2), partial(bonferroni, tried=2), at_half)
+            for one, words in ((1.0, "less"), (0.0, "greater"))),
+        (lambda: bonferroni(0.9, 0), "tried must be at least 1, got 0"),
+        (lambda: roc(ZEROS, ONE).at(1.5), "fpr must be at most 1, got 1.5"),
+        (lambda: roc(ZEROS, ONE).at(0.0), "fpr must be greater than 0, got 0"),
         (lambda: ppv(0.0, 0.0, 0.5), "must not both be 0"),
-        (lambda: ppv(0.5, 0.1, 0.0), "prior"),
+        (lambda: ppv(0.5, 0.1, 0.0), "prior must be greater than 0, got 0"),
+        (lambda: ppv(0.5, 0.1, 1.0), "prior must be less than 1, got 1"),
+        (lambda: ppv(1.5, 0.1, 0.5), r"tpr must be in \[0, 1\], got 1.5"),
+        (lambda: ppv(0.5, -0.1, 0.5), r"fpr must be in \[0, 1\], got -0.1"),
     ],
-)
+)  # fmt: skip
 def test_invalid_arguments_are_named(call: object, said: str) -> None:
     refused(call, (TypeError, ValueError), said)

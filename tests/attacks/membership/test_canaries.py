@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -132,8 +133,11 @@ def test_seed_decides_the_result() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"canaries": 31}, ValueError, "canaries"),
+        ({"canaries": 31}, ValueError, "canaries must be at most 30, got 31"),
         ({"publish": nn.Identity()}, TypeError, "publish must be a function that returns a network, got a Identity"),
+        ({"train": nn.Identity()}, TypeError, "train must be a function that returns a network, got a Identity itself"),
+        ({"train": lambda known: known}, TypeError, r"train is called as train\(records, seed\)"),
+        ({"publish": lambda teacher: teacher}, TypeError, r"publish is called as publish\(teacher, seed\)"),
         ({"publish": lambda teacher, seed: lambda x: x}, ValueError, "network must return logits"),
         ({"train": lambda known, seed: None}, TypeError, "the result of train must be .* got NoneType; does it end"),
         ({"train": lambda known, seed: None, "publish": memorize}, TypeError, "the result of train must be"),
@@ -148,7 +152,7 @@ def test_wrong_arguments_are_refused(change: dict[str, Any], error: type[Excepti
     trained = []
     given: dict[str, Any] = {"records": records(), "train": memorize, "canaries": 5, **change}
     made = given.pop("train")
-    counted = (lambda known, seed: trained.append(seed) or made(known, seed)) if callable(made) else made
+    counted = made if isinstance(made, nn.Module) else wraps(made)(lambda *own: trained.append(own) or made(*own))
     with pytest.raises(error, match=words):
         canary_attack(given.pop("records"), counted, given.pop("publish", None), **given)
     assert len(trained) <= 1

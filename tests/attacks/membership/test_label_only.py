@@ -88,11 +88,8 @@ COLUMNS = torch.arange(48) > 1
     [
         (lambda: label_only(lambda x: x, X, Y), ValueError, r"network must return logits \[n, K\] or class indices"),
         (lambda: label_only(lambda x: x.mean((1, 2, 3)), X, Y), ValueError, "got torch.float32"),
-        (
-            lambda: label_only(lambda x: x.mean((1, 2, 3))[:, None], X, Y),
-            ValueError,
-            r"at least 2 classes, got .* \[4, 1\] for 4",
-        ),
+        (lambda: label_only(lambda x: x.mean((1, 2, 3))[:, None], X, Y), ValueError,
+            r"at least 2 classes, got .* \[4, 1\] for 4"),
         (lambda: label_only(lambda x: x.new_zeros(len(x), 1).long(), X, Y), ValueError, r"got torch.int64 \[4, 1\]"),
         (lambda: label_only(lambda x: -torch.arange(len(x)), X, Y), ValueError, "at least 0, got -3"),
         (lambda: label_only(lambda x: x.flatten(1)[:, 0] > 0, X, Y), ValueError, r"got torch.bool \[4\]"),
@@ -110,9 +107,14 @@ COLUMNS = torch.arange(48) > 1
         (lambda: label_only(network(0), X, Y, shift=8), ValueError, "shift must be"),
         (lambda: label_only(network(0), X, Y, shift=6), ValueError, "shift must be at most 5"),
         (lambda: label_only(network(0), X, Y, noise=(0.5, 0.0)), ValueError, r"noise\[1\] must be"),
-        (lambda: label_only(network(0), X, Y[:2]), ValueError, "labels"),
+        (lambda: label_only(network(0), X, Y[:2]), ValueError, "labels must have one entry .* got 2 for 4 images"),
+        (lambda: label_only(lambda x: x.flatten(1).to(torch.complex64), X, Y), ValueError,
+            r"got torch.complex64 \[4, 48\]"),
+        (lambda: label_only(lambda x: x[:, 0, 0, 0].to(torch.complex64), X, Y), ValueError,
+            r"got torch.complex64 \[4\]"),
+        (lambda: label_only(lambda x: x.flatten(1).tolist(), X, Y), ValueError, "got list for 4 images"),
     ],
-)
+)  # fmt: skip
 def test_invalid_arguments_are_named(call: Callable[[], Any], kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         call()

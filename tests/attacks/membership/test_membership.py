@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import product
 from typing import Any
 
@@ -73,6 +74,7 @@ def test_confident_records_do_not_tie() -> None:
 def test_lira_offline_is_the_one_sided_tail_of_the_paper() -> None:
     """1 - Pr[Z > score] with Z Gaussian as fitted to models without the record, returned as log odds."""
     s = shadows_of(1)
+    s["target"][:2] = torch.tensor([60.0, -60.0])  # whose p is 1 or 0 in float64
     for variance in ("example", "pooled"):
         found = lira(*of_lira(s), variance=variance)
         squares, freedom = 0.0, 0
@@ -82,8 +84,8 @@ def test_lira_offline_is_the_one_sided_tail_of_the_paper() -> None:
         for i in range(30):
             out = s["shadows"][:, i][~s["inside"][:, i]].numpy()
             deviation = out.std(ddof=1) if variance == "example" else math.sqrt(squares / freedom)
-            tail = norm.cdf(float(s["target"][i]), out.mean(), deviation)
-            assert float(found[i]) == pytest.approx(math.log(tail / (1 - tail)), rel=1e-9)
+            given = float(s["target"][i]), out.mean(), deviation
+            assert float(found[i]) == pytest.approx(norm.logcdf(*given) - norm.logsf(*given), rel=1e-9)
 
 
 def test_lira_online_is_algorithm_1() -> None:
@@ -97,17 +99,17 @@ def test_lira_online_is_algorithm_1() -> None:
         assert float(found[i]) == pytest.approx(ratio, rel=1e-9)
 
 
-@pytest.mark.parametrize("width", [1.0, 0.3])
+@pytest.mark.parametrize(("width", "records"), [(1.0, 400), (0.3, 400), (1.0, 3)])
 @pytest.mark.parametrize("online", [False, True])
-def test_lira_conjugate_equals_smyths_moderated_variance(online: bool, width: float) -> None:
+def test_lira_conjugate_equals_smyths_moderated_variance(online: bool, width: float, records: int) -> None:
     """Smyth 2004, as his limma computes it: prior degrees of freedom and variance from the mean and the variance of log
     variances (fitFDist), the posterior variance (d0 s0^2 + d s^2) / (d0 + d) with d0 + d degrees of freedom
     (squeezeVar)."""
-    s = shadows_of(3, records=400, count=16, width=width)
-    s["shadows"][:, 7] = 0.5  # of which the variance tells nothing
+    s = shadows_of(1, records=records, count=16, width=width)
+    s["shadows"][:, records // 2] = 0.5  # of which the variance tells nothing
 
     def fitted(chosen: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        columns = [s["shadows"][:, i][chosen[:, i]].numpy() for i in range(400)]
+        columns = [s["shadows"][:, i][chosen[:, i]].numpy() for i in range(records)]
         n = np.array([len(c) for c in columns], dtype=float)
         mean, own = np.array([c.mean() for c in columns]), np.array([c.var(ddof=1) for c in columns])
         d = n - 1
@@ -155,9 +157,9 @@ def test_scores_without_spread_are_refused_for_every_variance() -> None:
 
 
 @pytest.mark.parametrize("online", [False, True])
-@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
-def test_rmia_counts_the_population_records_that_it_beats(online: bool, gamma: float) -> None:
-    s, a = shadows_of(8), 0.3
+@pytest.mark.parametrize(("gamma", "a"), [(0.5, 0.3), (1.0, 0.0), (2.0, 1.0)])
+def test_rmia_counts_the_population_records_that_it_beats(online: bool, gamma: float, a: float) -> None:
+    s = shadows_of(8)
     found = rmia(**{k: v for k, v in s.items() if k != "member"}, online=online, a=a, gamma=gamma)
     p = {k: 1 / (1 + np.exp(-s[k].numpy())) for k in ("target", "shadows", "z_target", "z_shadows")}
     for i in range(30):
@@ -210,13 +212,15 @@ def test_lira_fixed_variance_is_that_of_all_scores_around_their_mean() -> None:
 # The set itself.
 
 
-@given(st.integers(0, 1000), st.booleans())
-def test_nearest_equals_the_ratio_of_plain_distances(seed: int, classes: bool) -> None:
+@given(st.integers(0, 1000), st.booleans(), st.sampled_from([0.0, 1e6]))
+def test_nearest_equals_the_ratio_of_plain_distances(seed: int, classes: bool, offset: float) -> None:
     g = derive(seed)
-    images, records = torch.rand(12, 1, 2, 2, generator=g), torch.rand(9, 1, 2, 2, generator=g)
+    images, records = (offset + torch.rand(n, 1, 2, 2, generator=g).double() for n in (12, 9))
+    if offset:  # three images are near each record, which inner products cannot tell apart
+        images[4:8], images[8:] = (images[:4] + 1e-3 * torch.rand(4, 1, 2, 2, generator=g) for _ in range(2))
     records[:6] = images[:6] + 1e-9 * torch.rand(6, 1, 2, 2, generator=g)
     labels, own = torch.arange(12) % 3, torch.arange(9) % 3
-    distances = (records[:, None].double() - images.double()).flatten(2).norm(dim=2)
+    distances = (records[:, None] - images).flatten(2).norm(dim=2)
     if classes:
         distances[own[:, None] != labels] = torch.inf
     first, second = distances.sort(1).values[:, :2].unbind(1)
@@ -240,13 +244,15 @@ def test_classes_are_ignored_if_one_has_a_single_image() -> None:
 
 
 @pytest.mark.parametrize("classes", [False, True])
-def test_candidates_are_compared_in_chunks(classes: bool) -> None:
+def test_candidates_are_compared_in_chunks(classes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     g = derive(11)
     images, records = torch.rand(7, 1, 3, 3, generator=g), torch.rand(2500, 1, 3, 3, generator=g)
     labels, own = torch.arange(7) % 2, torch.randint(2, (2500,), generator=g)
     whole = nearest(images, records, *((labels, own) if classes else ()))
     part = slice(2100, 2200)
-    assert torch.equal(whole[part], nearest(images, records[part], *((labels, own[part]) if classes else ())))
+    for values in (1 << 24, 30, 5):  # an image has 9
+        monkeypatch.setattr(sys.modules["attacks.membership.nearest"], "_VALUES", values)
+        assert torch.equal(whole[part], nearest(images, records[part], *((labels, own[part]) if classes else ())))
 
 
 # Refusals.
@@ -261,37 +267,43 @@ def refusals() -> list[tuple[Any, str]]:
     z = {"z_target": s["z_target"], "z_shadows": s["z_shadows"]}
     one, three = torch.rand(1, 1, 2, 2), torch.rand(3, 1, 2, 2)
     return [
-        (lambda: lira(target, inside, shadows, variance="global"), "one of 'pooled', 'fixed', 'example'"),  # type: ignore[arg-type]
+        (lambda: lira(target, inside, shadows, variance="global"), "one of 'pooled', 'fixed', 'example'"),
         (lambda: lira(target[:5], inside, shadows), r"target must be \[n\], inside and shadows \[S, n\]"),
         (lambda: lira(target, inside[:, :5], shadows), r"got \[30\], \[12, 5\] and \[12, 30\]"),
         (lambda: lira(target, inside.int(), shadows), "inside must be a bool tensor"),
         (lambda: lira(target.int(), inside, shadows), "target must be a floating tensor"),
         (lambda: lira(target, inside, shadows / 0), "shadows must be finite"),
         (lambda: lira(target, all_in, shadows), r"least 1 trained without every record \(and 2 .*, but 30 records"),
-        (lambda: lira(target, one_out, shadows, variance="example"), "least 2 trained without every .*, but 1 records"),
+        *((lambda way=way: lira(target, one_out, shadows, variance=way), "least 2 trained without .*, but 1 records")
+            for way in ("example", "conjugate")),
         (lambda: lira(target, ~all_in, shadows, online=True), "trained with every record"),
+        (lambda: lira(target, all_in[:3] & (torch.arange(3) > 0)[:, None], shadows[:3]), r"\(and 2 .*, but 0 records"),
         (lambda: lira(target, inside, torch.ones_like(shadows)), "must not all give the same score"),
-        (
-            lambda: rmia(target, inside | (torch.arange(30) < 1), shadows, **z),
-            "trained without every record, but 1 records have none",
-        ),
+        (lambda: rmia(target, inside | (torch.arange(30) < 1), shadows, **z),
+            "trained without every record, but 1 records have none"),
         (lambda: lira(target, inside, flat, variance="example"), "the same score, as they do for 1 records"),
         (lambda: rmia(target, inside, shadows, **z, a=1.5), "a must be"),
         (lambda: rmia(target, inside, shadows, **z, gamma=0), "gamma must be"),
         (lambda: rmia(target, inside, shadows, z["z_target"][:0], z["z_shadows"][:, :0]), "at least one score"),
-        (
-            lambda: rmia(target, inside, shadows, z["z_target"], z["z_shadows"][:3]),
-            r"a row for each of 12 .* got \[40\] and \[3, 40\]",
-        ),
+        (lambda: rmia(target, inside, shadows, z["z_target"], z["z_shadows"][:3]),
+            r"a row for each of 12 .* got \[40\] and \[3, 40\]"),
+        (lambda: rmia(target, inside, shadows, z["z_target"][:5], z["z_shadows"]), r"got \[5\] and \[12, 40\]"),
+        (lambda: rmia(target, inside, shadows, z["z_target"], z["z_shadows"] / 0), "z_shadows must be finite"),
+        (lambda: rmia(target, inside, shadows, z["z_target"] / 0, z["z_shadows"]), "z_target must be finite"),
+        (lambda: rmia(target, inside, shadows, **z, online=1), "online must be True or False"),
+        (lambda: lira(target, inside, shadows, online=1), "online must be True or False"),
         (lambda: nearest(one, three), "images must be at least 2 different ones, got 1"),
         (lambda: nearest(three, torch.rand(3, 1, 3, 3)), r"got \[1, 3, 3\] for images of 4 values"),
+        (lambda: nearest(three, torch.rand(3, 1, 3, 1)), r"got \[1, 3, 1\] for images of 4 values"),
+        (lambda: nearest(three, three / 0), "candidates must be finite"),
         (lambda: nearest(three, one, torch.tensor([0, 0, 1])), "given together, or neither"),
         (lambda: nearest(three, one, None, torch.tensor([0])), "given together, or neither"),
         (lambda: nearest(three, one, torch.tensor([0, 0]), torch.tensor([0])), "labels must have"),
         (lambda: nearest(three, one, torch.tensor([0, 0, 0]), torch.tensor([0, 0])), "own must have"),
         (lambda: stable_logit(torch.zeros(2, 1), torch.tensor([0, 0])), r"at least 2 columns, got \[2, 1\]"),
-        (lambda: loss(torch.zeros(2, 3), torch.tensor([0, 3])), "labels"),
-    ]
+        (lambda: loss(torch.zeros(2, 3), torch.tensor([0, 3])), "labels must be below num_classes=3, got 3"),
+        (lambda: loss(torch.zeros(2, 3), torch.tensor([0])), "labels must have one entry per image: got 1 for 2"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "said"), refusals(), ids=lambda value: "" if callable(value) else value[:20])

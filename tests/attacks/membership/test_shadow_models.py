@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import threading
 import warnings
@@ -36,8 +37,10 @@ from attacks.membership import (
     model_scorer,
     rmia,
     run_shadows,
+    stable_logit,
 )
 from attacks.statistics import OperatingPoint, Rate
+from distillkit.locking import InUse, locked
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 from distillkit.study import worker_pool
@@ -210,8 +213,12 @@ def test_shadows_in_progress_during_a_failure_are_kept(tmp_path: Path) -> None:
     bad, slow = seeds[2], seeds[1]
     with pytest.raises(RuntimeError, match="out of memory"):
         run_shadows(pipeline(one_fails), 4, out=tmp_path, workers=2, progress=False)
-    assert (tmp_path / "shadow-00001.safetensors").exists()
     assert not (tmp_path / "shadow-00002.safetensors").exists()
+    (tmp_path / "shadow-00001.safetensors").rename(tmp_path / "shadow-00009.safetensors")  # is made last, or ignored
+    assert same(run_shadows(pipeline(), 4, out=tmp_path), run_shadows(pipeline(), 4))
+    with locked(tmp_path / "shadows.lock", "it"):
+        for call in (run_shadows, estimate_cost):
+            refused(lambda call=call: call(pipeline(), 4, out=tmp_path), InUse, f"the folder of shadows {tmp_path} is")  # type: ignore[misc]
 
 
 def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
@@ -227,6 +234,7 @@ def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
         (Pipeline(fit, IMAGES.view(20, 1, 2, 8), LABELS, POPULATION, "mean"), 0, "data '"),
         (Pipeline(fit, IMAGES, LABELS.flip(0), POPULATION, "mean"), 0, "data '"),
         (Pipeline(fit, IMAGES, LABELS, (POPULATION[0].flip(0), POPULATION[1]), "mean"), 0, "data '"),
+        (Pipeline(fit, IMAGES, LABELS, (POPULATION[0], POPULATION[1].flip(0)), "mean"), 0, "data '"),
     ]
     for one, seed, said in changed:
         for call in (
@@ -266,7 +274,7 @@ def test_cost_estimate_runs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
     assert len(calls) == len(set(calls)) == 6
     assert 0 < cost.each < 60
     done = estimate_cost(pipeline(counted), 6, out=tmp_path)
-    assert (done.seconds, done.each, len(calls)) == (0, cost.each, 6)
+    assert (done, done.seconds, len(calls)) == (Cost(cost.each, 0, 1), 0, 6)
     assert str(Cost(3.1, 65, 2)) == "3.1 s per shadow: 65 more take at least 102 s with 2 at a time"
     facts = json.loads((tmp_path / "design.json").read_text(encoding="utf-8"))
     assert facts["tag"] == "mean"
@@ -302,7 +310,7 @@ def test_model_is_scored_in_eval_mode_and_in_chunks() -> None:
     assert torch.allclose(model_scorer(network, None, chunk=2)(images, labels), whole, atol=1e-6)
     assert sizes == [9, 2, 2, 2, 2, 1]
     assert torch.allclose(whole, network.eval()(images), atol=1e-6)
-    assert model_scorer(network)(images, labels).shape == (9,)
+    assert torch.equal(model_scorer(network)(images, labels), stable_logit(network(images), labels))
 
 
 @pytest.mark.parametrize("place", range(4))
@@ -393,19 +401,24 @@ def test_few_hits_or_misses_have_an_interval_at_least_as_wide_as_a_count(missed:
 
 
 def test_bars_end_at_their_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = []
+    ended, told = [], list[str]()
 
     @contextmanager
-    def counted(total: int, *names: str, done: int = 0, **options: Any) -> Iterator[Any]:
+    def counted(total: int, name: str, *, done: int = 0, **options: Any) -> Iterator[Any]:
         steps: list[None] = []
-        yield SimpleNamespace(update=lambda: steps.append(None), set_postfix_str=str)
-        ended.append((total, done + len(steps)))
+        yield SimpleNamespace(update=lambda: steps.append(None), set_postfix_str=told.append)
+        ended.append((name, total, done + len(steps), *options.values()))
 
     for name in ("shadow_models", "leave_one_out"):
         monkeypatch.setattr(sys.modules[f"attacks.membership.{name}"], "bar", counted)
-    made = [run_shadows(pipeline(), count, out=tmp_path) for count in (4, 8)]
-    leave_one_out(made[1], {"a": lambda t: t.scores, "b": lambda t: -t.scores}, fpr=0.2)
-    assert ended == [(4, 4), (8, 8), (8, 8)]  # the last: two attacks on four pairs
+    made = [run_shadows(pipeline(), count, out=tmp_path, progress=count == 8) for count in (4, 8)]
+    for shown in (True, False):
+        leave_one_out(made[1], {"a": lambda t: t.scores, "b": lambda t: -t.scores}, fpr=0.2, progress=shown)
+    assert ended == [
+        ("shadows", 4, 4, "shadow", False), ("shadows", 8, 8, "shadow", True),
+        ("attacks", 8, 8, "round", True), ("attacks", 8, 8, "round", False),  # two attacks on four pairs
+    ]  # fmt: skip
+    assert told[0] == f"{estimate_cost(pipeline(), 4, out=tmp_path).each:.3g} s each"
 
 
 def test_more_attacks_widen_the_intervals() -> None:
@@ -450,8 +463,8 @@ def ran(run: Any, **options: Any) -> object:
     return run_shadows(pipeline(run), 4, **options)
 
 
-def judged(attack: Any, scores: ShadowScores | None = None) -> object:
-    return leave_one_out(scores or drawn(0), {"a": attack}, fpr=0.1)
+def judged(attack: Any = SHADOW_ATTACKS["threshold"], scores: ShadowScores | None = None, **given: Any) -> object:
+    return leave_one_out(scores or drawn(0), {"a": attack}, **{"fpr": 0.1, **given})
 
 
 def scorers(value: Any) -> Any:
@@ -460,28 +473,41 @@ def scorers(value: Any) -> Any:
 
 REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Pipeline(fit, IMAGES[:3], LABELS[:3]), "images must be at least 4 to be split in halves, got 3"),
-    (lambda: Pipeline(nn.Flatten(), IMAGES, LABELS), "fit must be a function of indices and seed that trains"),  # type: ignore[arg-type]
+    (lambda: Pipeline(nn.Flatten(), IMAGES, LABELS), "fit must be a function of indices and seed that trains"),
     (lambda: Pipeline(fit, IMAGES, LABELS[:3]), "labels must have one entry per image"),
     (lambda: Pipeline(fit, IMAGES, LABELS, IMAGES), "population must be 2 tensors, images and labels, got 20"),
     (lambda: Pipeline(fit, IMAGES, LABELS, (LABELS, LABELS)), r"population \(its images\) must be"),
     (lambda: Pipeline(fit, IMAGES, LABELS, (IMAGES, LABELS[:3])), r"population \(its labels\) must have one entry"),
-    (lambda: Pipeline(fit, IMAGES, LABELS, tag=3), "tag must be a string"),  # type: ignore[arg-type]
+    (lambda: Pipeline(fit, IMAGES, LABELS, tag=3), "tag must be a string"),
     (lambda: halves(4, 3, 0), "records must be at least 4"),
     (lambda: halves(5, 10, 0), "count must be even because shadows come in pairs of complements, got 5"),
+    (lambda: halves(1, 10, 0), "count must be at least 2, got 1"),
+    (lambda: halves(4, 10, -1), "seed must be at least 0, got -1"),
     (lambda: run_shadows(pipeline(), 2), "count must be at least 4"),
-    (lambda: run_shadows(pipeline(), 4, executor="cluster"), "executor must be a concurrent.futures.Executor"),  # type: ignore[arg-type]
+    (lambda: run_shadows(pipeline(), 4, progress=1), "progress must be True or False, got 1"),
+    (lambda: run_shadows(pipeline(), 4, workers=0), "workers must be at least 1, got 0"),
+    (lambda: estimate_cost(pipeline(), 4, workers=0), "workers must be at least 1, got 0"),
+    (lambda: pipeline(lambda indices: {}), r"fit is called as fit\(indices, seed\)"),
+    (lambda: judged(fpr=0.0), "fpr must be greater than 0"), (lambda: judged(fpr=1.5), "fpr must be at most 1, got 1"),
+    *((lambda one=one: judged(confidence=one), f"confidence must be {words} than {one:g}")
+        for one, words in ((0.0, "greater"), (1.0, "less"))),
+    (lambda: judged(also_tried=-1), "also_tried must be at least 0"), (lambda: judged(progress=1), "progress must be"),
+    (lambda: ShadowScores(HALVES, [ZEROS]), "scores must map names to values, got list"),
+    (lambda: ShadowScores(HALVES, {"a": ZEROS}, [ZEROS]), "population must map names to values, got list"),
+    (lambda: run_shadows(pipeline(), 4, executor="cluster"), "executor must be a concurrent.futures.Executor"),
     (lambda: ran(lambda i, s: fit(i, s), executor=worker_pool(1)), "leave executor out for closures"),
     (lambda: ran(lambda i, s: None), "fit must return scorers by name.* got NoneType"),
     (lambda: ran(lambda i, s: {}), "got an empty mapping"),
     (lambda: ran(lambda i, s: {"a": 3}), "fit must map names to functions .* got 'a': 3"),
     (lambda: ran(lambda i, s: {3: len}), "fit must map names to functions .* got 3: <built-in"),
-    (lambda: ran(scorers(lambda x: x[:3, 0, 0, 0])), r"\[20\] or \[20, d\], got \[3\]"),
+    *((lambda one=one: ran(scorers(lambda x: x.new_zeros(one))), rf"\[20\] or \[20, d\], got {re.escape(str(one))}")
+        for one in ([3], [20, 2, 2], [])),
     (lambda: ran(scorers(lambda x: x[:, 0, 0, 0].int())), "must be a floating tensor"),
     (lambda: ran(scorers(lambda x: x[:, 0, 0, 0] / 0)), "result of fit's scorer 'model' must be finite, but 20 of 20"),
     (lambda: ran(lambda i, s: {f"a{s}": lambda x, y: x[:, 0, 0, 0]}), f"{NAMED} in shadow 0 and {NAMED} in shadow 1"),
     (lambda: ran(lambda i, s: {"a": lambda x, y: x[:, 0, 0, : 1 + s % 3]}), "return the same scorers every time"),
-    (lambda: model_scorer(fit), "network must be an nn.Module"),  # type: ignore[arg-type]
-    (lambda: model_scorer(nn.Flatten(), lambda x: x), "score is called as"),  # type: ignore[arg-type,misc]
+    (lambda: model_scorer(fit), "network must be an nn.Module"),
+    (lambda: model_scorer(nn.Flatten(), lambda x: x), "score is called as"),
     (lambda: model_scorer(nn.Flatten(), nn.Flatten()), "score must be a function of logits and labels, got a network"),
     (lambda: model_scorer(nn.Flatten(), chunk=0), "chunk must be at least 1"),
     (lambda: model_scorer(nn.Flatten(), lambda x, y: x[:3, 0])(IMAGES, LABELS), r"score must .*\[20, d\], got \[3\]"),
@@ -494,10 +520,8 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: ShadowScores(HALVES, {"a": ZEROS}, labels=LABELS), "labels must have one entry per image"),
     (lambda: ShadowScores(HALVES, {"a": ZEROS}, {"a": ZEROS[1:]}), r"population\['a'\] must be \[4\] or .* \[3, 6\]"),
     (lambda: ShadowScores(HALVES, {"a": ZEROS}, {"a": ZEROS[:, :0]}), r"population\['a'\] must be .* \[4, 0\]"),
-    *(
-        (lambda kept=kept: drawn(0).only(kept), r"kept must be a bool tensor \[12\] that keeps at least one .*, got")  # type: ignore[misc]
-        for kept in (torch.ones(3).bool(), torch.zeros(12).bool(), torch.ones(12), [True] * 12)
-    ),
+    *((lambda kept=kept: drawn(0).only(kept), r"kept must be a bool tensor \[12\] that keeps at least one .*, got")
+        for kept in (torch.ones(3).bool(), torch.zeros(12).bool(), torch.ones(12), [True] * 12)),
     (lambda: ShadowScores(HALVES[:2], {"a": ZEROS[:2]}).target(0, "a"), "besides 0 and its complement, got 2 in total"),
     (lambda: drawn(0).target(12, "model"), "number must be at most 11, got 12"),
     (lambda: drawn(0).target(0, "set"), "scorer must be one of 'model', got 'set'"),
@@ -505,13 +529,13 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: judged(lambda t: t.scores / 0), r"the scores of attacks\['a'\] must be finite"),
     (lambda: leave_one_out(ShadowScores(drawn(0).inside, {"s": drawn(0).scores["model"]}), fpr=0.1), "scorer must be"),
     (lambda: leave_one_out(drawn(0, count=4), fpr=0.1), "shadows must be at least three pairs, .* got 4"),
-    (lambda: run_shadows(pipeline(), 4, out=3), "out must be a path, as a string or a pathlib.Path, got int"),  # type: ignore[arg-type]
+    (lambda: run_shadows(pipeline(), 4, out=3), "out must be a path, as a string or a pathlib.Path, got int"),
     (lambda: leave_one_out(drawn(0), {}, fpr=0.1), "attacks must hold at least one attack"),
     (lambda: judged(lambda: None), r"attacks\['a'\] is called as"),
     (lambda: judged(lambda t: t.scores[:3]), r"one score per record, \[60\], got \[3\]"),
     (lambda: judged(lambda t: t.scores[:, None]), r"\[60\], got \[60, 1\]"),
     (lambda: judged(SHADOW_ATTACKS["RMIA online"], replace(drawn(0), population={})), "RMIA needs a population"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "said"), REFUSALS, ids=range(len(REFUSALS)))
