@@ -21,10 +21,10 @@ from distillkit.augment import ResizedCrop, ShufflePatches
 from distillkit.data import Split, open_npz
 from distillkit.evaluate import evaluate
 from distillkit.labels import Relabel, soft_labels, stored_soft_labels
-from distillkit.labels._teacher import try_teacher
+from distillkit.labels._teacher import teacher_logits, try_teacher
 from distillkit.networks import build
 from distillkit.protocols import PROTOCOLS
-from distillkit.robustness import FGSM, PGD, Perturbation
+from distillkit.robustness import FGSM, PGD, Corruption, Perturbation
 from distillkit.scores import scores
 from distillkit.study import Task
 from distillkit.training import CLASSIC, Protocol, accuracy, train
@@ -49,6 +49,16 @@ def measure(data: Any = SMALL, test: Any = TEST, factory: Any = convnet, **optio
 def pixels(count: int, seed: int, channels: int = 3) -> LabeledImages:
     levels = torch.randint(256, (count, channels, 7, 9), generator=torch.Generator().manual_seed(seed))
     return LabeledImages(levels / 255, torch.arange(count) % 3, num_classes=3)
+
+
+def score(data: Any, real: Any, **options: Any) -> Any:
+    augmented = replace(SHORT, augment=lambda x, generator, *, siamese=False: x)
+    how = {"num_networks": 1, "progress": False, "protocol": augmented, **options}
+    return scores(data, TEST, convnet, real=real, **how)
+
+
+def taught(teacher: nn.Module) -> Protocol:
+    return replace(SHORT, relabel=Relabel(teacher))
 
 
 def linear() -> nn.Module:
@@ -84,6 +94,7 @@ def test_test_images_among_training_images_are_counted_once(change: str) -> None
 def test_images_are_equal_up_to_rounding(levels: int, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a pattern that no mean over a block shows, whatever the number of images that are compared at a time."""
     monkeypatch.setattr(_evaluation_checks, "_CHUNK", 7)
+    monkeypatch.setattr(_evaluation_checks, "_VALUES", 400 if same else 9)
     data = LabeledImages(torch.full((20, 3, 8, 8), 0.5), torch.arange(20) % 3, num_classes=3)
     data = data.replace(images=data.images + torch.arange(20).view(-1, 1, 1, 1) / 64)
     signs = (-1.0) ** (torch.arange(8)[:, None] + torch.arange(8))
@@ -94,9 +105,7 @@ def test_images_are_equal_up_to_rounding(levels: int, same: bool, monkeypatch: p
         for space in (data.normalization, Normalization((0.2, 0.3, 0.4), (0.5, 0.6, 0.7))):
             assert images_among(moved, among.renormalize(space)).tolist() == [same] * 20
     assert images_among(data[:0], data).tolist() == []
-    check_baseline(
-        data, LabeledImages.concatenate([data[:14], among[:6]]), relabel=False
-    )  # some parts alone are in data
+    check_baseline(data, LabeledImages.concatenate([data[:14], among[:6]]), relabel=False)  # some parts are in data
 
 
 NOTED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -108,19 +117,10 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
         "test has 90 images, made by 'random', and data has 120",
     ),
     "scores": (
-        lambda: scores(
-            SMALL, TEST, convnet, real=LabeledImages.concatenate([REAL, TEST]), num_networks=1, progress=False,
-            protocol=replace(SHORT, augment=lambda x, generator, *, siamese=False: x), search=[{}, {"lr": 0.1}],
-        ),
+        lambda: score(SMALL, LabeledImages.concatenate([REAL, TEST]), search=[{}, {"lr": 0.1}]),
         "60 of 60 images of test are also in real",
     ),
-    "scores, data": (
-        lambda: scores(
-            TEST[:9], TEST, convnet, real=REAL, num_networks=1, progress=False,
-            protocol=replace(SHORT, augment=lambda x, generator, *, siamese=False: x),
-        ),
-        "9 of 60 images of test are also in data",
-    ),
+    "scores, data": (lambda: score(TEST[:9], REAL), "9 of 60 images of test are also in data"),
     "a study": (lambda: Task("own", Split(REAL, REAL[:5], ("a", "b", "c"))), "5 of 5 images of test are also in train"),
     "a validation set": (
         lambda: Task("own", Split(REAL, TEST[:5], ("a", "b", "c"), TEST[3:9])),
@@ -147,11 +147,14 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
         r"^all outputs of observer lie in \[0, 1\], as after a sigmoid",
     ),
     "mosaics": (lambda: train(build(convnet, 0), made(factor=2), relabelled("rded")), r"data hold 2 x 2 crops"),
-    "mosaics, evaluated": (lambda: measure(made(factor=2), protocol=relabelled("rded")), r"data hold 2 x 2 crops"),
-    "mosaics, scores": (
-        lambda: scores(made(factor=2), TEST, convnet, real=REAL, protocol=relabelled("rded"), num_networks=1),
+    "mosaics, stored": (
+        lambda: train(build(convnet, 0), made(factor=2), replace(
+            own := relabelled("rded"), relabel=stored_soft_labels(made(factor=2), own, pool=REAL)
+        )),
         r"data hold 2 x 2 crops",
     ),
+    "mosaics, evaluated": (lambda: measure(made(factor=2), protocol=relabelled("rded")), r"data hold 2 x 2 crops"),
+    "mosaics, scores": (lambda: score(made(factor=2), REAL, protocol=relabelled("rded")), r"data hold 2 x 2 crops"),
 }  # fmt: skip
 
 
@@ -240,6 +243,8 @@ def test_valid_calls_cause_no_warning() -> None:
         lambda: measure(made(factor=2)),
         lambda: accuracy(build(ending(nn.Softmax(1)), 0), TEST),
         lambda: soft_labels(SMALL, nn.Sequential(TEACHER, nn.LogSoftmax(1)), pool=REAL),
+        lambda: try_teacher(nn.Sequential(TEACHER, nn.Hardtanh(-0.1, 1.0)), REAL, "pool"),
+        lambda: try_teacher(nn.Sequential(TEACHER, nn.Hardtanh(0.0, 1.1)), REAL, "pool"),
     ]
     assert [said(call) for call in calls] == [[]] * len(calls)
 
@@ -269,6 +274,13 @@ class NaNAbove(nn.Module):
         return self.body(images.clamp(-3, 3)).masked_fill(bright[:, None] & (torch.arange(3) == 1), torch.nan)
 
 
+def test_step_on_an_accelerator_does_not_wait_for_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distillkit.labels._teacher.is_accelerator", lambda device: True)
+    assert teacher_logits(NaNAbove(), bright(5).images, step=True).isnan().any()
+    with pytest.raises(ValueError, match="teacher returns NaN"):
+        teacher_logits(NaNAbove(), bright(5).images)
+
+
 def bright(count: int) -> LabeledImages:
     data = stripes(count, 5)
     return data.replace(images=torch.where((torch.arange(count) % 5 == 4).view(-1, 1, 1, 1), 1e4, data.images))
@@ -278,45 +290,33 @@ def some_infinite(pixels: Tensor) -> Tensor:
     return pixels + (torch.arange(480) % 99).view(60, 1, 1, 8).log()
 
 
-UNTRAINED = build(convnet, 3)
+UNTRAINED, SOFTMAX, BRIGHT = build(convnet, 3), nn.Sequential(TEACHER, nn.Softmax(1)), Normalization((0,), (1e-5,))
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "soft against hard": (
         lambda: measure(soft_labels(SMALL, TEACHER, pool=REAL), real=REAL), "^data has soft labels and real has class",
     ),
     "hard against soft": (lambda: measure(real=soft_labels(REAL, TEACHER)), "^real has soft labels and data has class"),
     "soft against hard in scores": (
-        lambda: scores(
-            soft_labels(SMALL, TEACHER, pool=REAL), TEST, convnet, real=REAL, progress=False,
-            protocol=replace(SHORT, augment=lambda x, generator, *, siamese=False: x),
-        ),
-        "from the same teacher",
+        lambda: score(soft_labels(SMALL, TEACHER, pool=REAL), REAL), "from the same teacher",
     ),
     "real is smaller": (lambda: measure(REAL, real=SMALL), r"at least as many as data has \(120\).*got 9"),
     "real is the set": (lambda: measure(real=SMALL), "all of its images are in data"),
-    "softmax": (lambda: soft_labels(SMALL, nn.Sequential(TEACHER, nn.Softmax(1)), pool=REAL), r"teacher .*softmax"),
-    "softmax in Relabel": (
-        lambda: train(
-            build(convnet, 0), SMALL, replace(SHORT, relabel=Relabel(nn.Sequential(TEACHER, nn.Softmax(1)))),
-            progress=False,
-        ),
-        r"teacher .*softmax",
-    ),
-    "softmax in stored labels": (
-        lambda: stored_soft_labels(SMALL, replace(SHORT, relabel=Relabel(nn.Sequential(TEACHER, nn.Softmax(1))))),
-        r"teacher .*softmax",
-    ),
-    "untrained": (
-        lambda: train(build(convnet, 0), REAL, replace(SHORT, relabel=Relabel(UNTRAINED)), progress=False),
-        "not clearly better than chance",
-    ),
+    "softmax": (lambda: soft_labels(SMALL, SOFTMAX, pool=REAL), r"teacher .*softmax"),
+    "softmax in Relabel": (lambda: train(build(convnet, 0), SMALL, taught(SOFTMAX)), r"teacher .*softmax"),
+    "softmax in stored labels": (lambda: stored_soft_labels(SMALL, taught(SOFTMAX)), r"teacher .*softmax"),
+    "untrained": (lambda: train(build(convnet, 0), REAL, taught(UNTRAINED)), "not clearly better than chance"),
     "NaN of a teacher": (lambda: soft_labels(bright(60), NaNAbove()), r"teacher returns NaN for 12 of 60 .*first: 4"),
     "NaN of a teacher for views": (
         lambda: train(build(convnet, 0), TEST, replace(
-            SHORT, relabel=Relabel(NaNAbove(TEACHER)), augment=lambda x, generator, *, siamese: 1e4 * x
+            taught(NaNAbove(TEACHER)), augment=lambda x, generator, *, siamese: 1e4 * x
         )),
         "teacher returns NaN for 60 of 60",
     ),
     "NaN of a network": (lambda: accuracy(NaNAbove(), bright(20)), r"NaNAbove\) returns NaN for 4 of 20 .*first: 4"),
+    "NaN of a network, corrupted": (
+        lambda: accuracy(NaNAbove(), TEST01.renormalize(BRIGHT), against=Corruption("contrast", 1)),
+        r"NaNAbove\) returns NaN for 60 of 60 images of data under contrast 1",
+    ),
     "NaN of a perturbation": (
         lambda: accuracy(convnet(), TEST01, against=Broken(some_infinite)),
         "broken must return finite pixels, but 5 of 60 images hold",

@@ -21,8 +21,6 @@ from distillkit.rng import derive
 from distillkit.training import CLASSIC, Protocol
 from tests.distillkit.labels.toys import convnet, stripes, trained_teacher
 
-"""Options of the first records."""
-
 
 def test_protocols_have_the_published_values() -> None:
     named = ["classic", "dc", "dm", "dsa", "mtt", "datm", "idc", "sre2l", "rded", "rded-factor-2", "ddranking"]

@@ -19,14 +19,7 @@ from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
-from distillkit.robustness import (
-    FGSM,
-    PGD,
-    Corruption,
-    Perturbation,
-    pixels_in_range,
-    require_perturbations,
-)
+from distillkit.robustness import FGSM, PGD, Corruption, Perturbation, pixels_in_range, require_perturbations
 from distillkit.robustness import CorruptionKind as Kind
 from distillkit.training import accuracy
 
@@ -98,8 +91,8 @@ def corrupt(kind: Kind, severity: int, x: Tensor) -> Tensor:
 
 def test_names_state_all_options_that_differ_from_the_defaults() -> None:
     assert str(Corruption("contrast", 3)) == "contrast 3"
-    attacks = (PGD(8 / 255), PGD(8 / 255, steps=3, step_size=2 / 255, random_start=False), FGSM(1 / 255))
-    assert [*map(str, attacks)] == ["PGD 8/255 10 steps", "PGD 8/255 3 steps of 2/255 from clean", "FGSM 1/255"]
+    attacks = (PGD(8 / 255), PGD(8 / 255, steps=3, step_size=2 / 255, random_start=False), FGSM(0.5 / 255))
+    assert [*map(str, attacks)] == ["PGD 8/255 10 steps", "PGD 8/255 3 steps of 2/255 from clean", "FGSM 0.5/255"]
 
 
 def test_amounts_are_those_of_the_documentation() -> None:
@@ -152,14 +145,8 @@ def test_pixelate_averages_blocks_of_oblong_images(height: int, width: int) -> N
         rows, columns = ([int((i + 0.5) * int(size * share) / size) for i in range(size)] for size in (height, width))
         for i in (0, height // 2, height - 1):
             for j in (0, width // 2, width - 1):
-                block = [
-                    (a, b)
-                    for a in range(height)
-                    for b in range(width)
-                    if (rows[a], columns[b]) == (rows[i], columns[j])
-                ]
-                wanted = torch.stack([x[:, :, a, b] for a, b in block]).mean(0)
-                assert torch.allclose(found[:, :, i, j], wanted)
+                same = torch.tensor([[(a, b) == (rows[i], columns[j]) for b in columns] for a in rows])
+                assert torch.allclose(found[:, :, i, j], x[:, :, same].mean(2))
 
 
 @pytest.mark.usefixtures("global_rng_untouched")

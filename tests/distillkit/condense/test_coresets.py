@@ -76,16 +76,16 @@ def test_selection_uses_the_networks_embedding_in_eval_mode(choose: Chooser, slo
     assert all(p.requires_grad for p in network.parameters())
     assert chosen.info["embedding"] == "Small"
     other = build(lambda: Small(3), 0).double()
-    refused(
-        lambda: choose(images, labels, ipc=3, network=other), ValueError, r"network \(Small\) does not accept images"
-    )
+    call = lambda: choose(images, labels, ipc=3, network=other)  # noqa: E731
+    refused(call, ValueError, r"network \(Small\) does not accept images")
 
 
 @pytest.mark.parametrize(("choose", "slow"), [(herding, slow_herding), (k_center, slow_k_center)])
 def test_selection_equals_the_slow_reference_on_pixels(choose: Chooser, slow: Callable) -> None:
     """Also of classes that are compared in parts."""
     for n, ipc in ((600, 3), (9, 8), (7, 7), (1, 1)):
-        images, labels = data([n, 5], seed=n)
+        images, labels = data([n, 5], (2, 1, 3), seed=n)
+        images *= 1e3
         own = images[labels == 0]
         assert rows_of(choose(images, labels, ipc=ipc, classes=[0]), own) == slow(own.flatten(1), ipc)
 

@@ -24,6 +24,7 @@ from distillkit.condense import (
     load_state,
     save_state,
 )
+from distillkit.condense._class_embeddings import _class_groups
 from distillkit.condense._parallel import ParallelMap, class_threads
 from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
 from distillkit.normalization import IDENTITY
@@ -113,6 +114,11 @@ class Flat(nn.Module):
         return self.head(x.view(x.shape[0], -1))
 
 
+class Frozen(Flat):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.detach())
+
+
 def mmd(real: Tensor, synthetic: Tensor) -> Tensor:
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         return (-(a[:, None] - b).square().mean(2)).exp().mean()
@@ -142,17 +148,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "FedDM": {"networks": lambda: NetworkBall(frozen_net(torch.float64), 5.0), "match": "embedding+logits",
               "batch_real": None, "chunk": 1},
     "cached": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "match": "embedding+logits", "chunk": 3},
-    "cached in one group": {"networks": lambda: FixedNetwork(frozen_net(torch.float64))},
+    "cached in one group": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "classes": [3, 0]},
     "not cached": {"networks": lambda: FixedNetwork(frozen_net(torch.float64), cache=False), "lr": None, "chunk": 6},
     "batch norm": {"networks": lambda: RandomNetworks(double(convnet, "batch")), "chunk": 1, "momentum": 0.9, "ipc": 1},
     "untracked": {"networks": lambda: FixedNetwork(untracked()), "match": mmd, "batch_real": 5, "chunk": 2},
-    "untracked means": {"networks": lambda: FixedNetwork(untracked())},
+    "untracked means": {"networks": lambda: FixedNetwork(untracked()), "chunk": 2},
     "own loss": {"networks": lambda: RandomNetworks(double(Flat)), "match": mmd, "augment": DSA("flip"), "chunk": 2},
-    "order": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "match": first, "batch_real": 5, "lr": None},
+    "order": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "match": first, "batch_real": 8, "lr": None},
     "tiles": {"networks": lambda: RandomNetworks(double(Flat)), "parametrize": Tiles(2), "lr": None, "init": "noise"},
     "real tiles": {"networks": lambda: NetworkBall(frozen_net(torch.float64), 1.0), "parametrize": Tiles(2),
                    "augment": DSA("flip_crop"), "chunk": 5, "ipc": 1},
-    "given": {"networks": lambda: RandomNetworks(double(convnet)), "init": data((2, 2, 0, 1), torch.float64, 5)},
+    "given": {"networks": lambda: RandomNetworks(double(convnet)), "init": data((2, 0, 0, 1), torch.float64, 5)},
+    "given classes": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "classes": [1],
+                      "init": data((1, 2, 0, 1), torch.float64, 5), "chunk": 1, "match": mmd},
     "classes": {"networks": lambda: RandomNetworks(double(Flat)), "classes": [3, 0], "init": "statistics"},
 }  # fmt: skip
 
@@ -228,7 +236,7 @@ def test_result_equals_sgd_on_the_equation_and_a_resumed_run_to_the_bit(name: st
     assert torch.equal(made.labels, start.labels)
     assert (made.normalization, made.num_classes) == (REAL.normalization, CLASSES)
     names = {"networks": repr(options["networks"]()), "augment": options.get("augment") and repr(options["augment"])}
-    match, ipc = options.get("match", "embedding"), [2, 2, 1] if name == "given" else options["ipc"]
+    match, ipc = options.get("match", "embedding"), {"given": [2, 1]}.get(name, options["ipc"])
     facts = {**names, "method": "distribution matching", "seed": seed, "steps": 4, "lr": pytest.approx(lr), "ipc": ipc,
              "momentum": options.get("momentum", 0.5), "loss": seen[-1][2], "absent": [2],
              "batch_real": options.get("batch_real", 4) or len(REAL), "init": start.info["init"],
@@ -252,6 +260,10 @@ def test_result_equals_sgd_on_the_equation_and_a_resumed_run_to_the_bit(name: st
             run(name, resume=resume, lr=1.0)
 
 
+def unchanged(images: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return images
+
+
 def moved() -> Any:
     net = frozen_net(torch.float64)
     net.classifier.bias.data[0] += 0.01
@@ -264,6 +276,7 @@ def moved() -> Any:
     ("DM", {"batch_real": 5}, r"batch_real=4 \(now 5\)$"),
     ("DM", {"match": "embedding+logits"}, r"match='embedding' \(now 'embedding\+logits'\)$"),
     ("DM", {"augment": DSA("flip")}, r"augment=.* \(now .*'flip'.*$"),
+    ("DM", {"augment": unchanged}, rf"augment=.* \(now '{__name__}\.unchanged'\)$"),
     ("DM", {"augment": None}, r"augment=.* \(now None\)$"),
     ("DM", {"ipc": 1}, r"classes=\{'0': \[9, 2\], .*now \{'0': \[9, 1\], .*shape=\[6, 2, 8, 8\] \(now \[3,"),
     ("DM", {"classes": [0, 1]}, "classes=.*shape="),
@@ -298,7 +311,8 @@ def test_state_of_another_call_is_refused_by_name(name: str, changes: dict[str, 
 def test_guarantee_of_data_or_a_start_ends_with_networks_of_unknown_origin() -> None:
     private = {"info": {"epsilon": 1.0}}
     start = OPTIONS["given"]["init"].replace(**private)
-    for made in (run("DM", REAL.replace(**private), steps=1), run("given", init=start, steps=1)):
+    secret = REAL.replace(**private)
+    for made in (run("DM", secret, init="noise", steps=1), run("given", init=start, steps=1)):
         assert made.info["epsilon"] is None
         assert "condensation with networks of unknown origin" in made.info["reason"]
 
@@ -486,6 +500,8 @@ def test_groups_run_in_other_threads_only_if_that_helps(
     assert {ident != threading.get_ident() for *_, ident in made} == {others}
     assert len({id(own) for _, own, _ in made}) <= min(threads, parts)
     assert others or all(own is network for _, own, _ in made)
+    groups = [*_class_groups(network, torch.zeros(0, *SHAPE), [1, 4, 2, 9, 1, 3, 1], 5)]
+    assert [(one.start, one.stop) for one in groups] == [(0, 2), (2, 3), (3, 4), (4, 7)]
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -496,12 +512,14 @@ def test_groups_run_in_other_threads_only_if_that_helps(
     ({"classes": []}, "at least one"),
     ({"classes": [0, 2]}, r"classes must have at least one image each, but \[2\] have none"),
     ({"num_classes": 5}, "the set has 4"),
+    ({"batch_real": 0}, "batch_real must be at least 1"),
     ({"networks": lambda: RandomNetworks(convnet)}, "networks must have the dtype and device of the images"),
     ({"init": REAL.replace(normalization=IDENTITY)}, "different normalizations"),
     ({"real": REAL[:0]}, "at least one image, got an empty set"),
     ({"match": "means", "steps": 0}, "match must be one of"),
+    ({"networks": lambda: RandomNetworks(lambda: Frozen().double())}, "^networks must be .* to their images, but its"),
     ({"match": lambda real, synthetic: 1.0}, r"match must return a real scalar tensor .* got 1\.0$"),
-    ({"match": lambda real, synthetic: synthetic.mean(0)}, r"got a torch.float64 tensor of shape \[32\]$"),
+    ({"match": lambda real, synthetic: synthetic.mean().view(1)}, r"got a torch.float64 tensor of shape \[1\]$"),
     ({"match": lambda real, synthetic: real.sum()}, r"tensor of shape \[\] without a gradient$"),
     ({"match": lambda real, synthetic: (synthetic.mean() * 1j).exp()}, "got a torch.complex128 tensor"),
     ({"match": lambda real, synthetic: real.add_(1).mean() + synthetic.mean()}, "must not change its arguments"),
@@ -531,6 +549,9 @@ def test_invalid_counts_and_targets_are_named() -> None:
     ):  # fmt: skip
         words = rf"^targets must be torch.float32 \[3, d\], a mean for each of the counts, got {came}$"
         refused(lambda t=targets: distance_to_means(network, t, images, [4, 1, 4]), ValueError, words)
+    empty = torch.zeros(3, 32, device="meta")
+    refused(lambda: distance_to_means(network, empty, images, [4, 1, 4]), ValueError, "^targets must have values")
+    refused(lambda: embedding_means(network, images.to("meta"), [9]), ValueError, "^images must have values")
     for match in ("logits", ""):
         refused(lambda m=match: embedding_means(network, images, [9], match=m), ValueError, "^match must be one of")
     for wrong, came in ((ConvNet, "type"), (nn.Flatten(), "Flatten")):
@@ -566,8 +587,6 @@ def test_pixels_far_outside_their_range_are_named_once(
             callback=lambda progress: ranges.append(progress.images.aminmax()),
         )  # fmt: skip
     low, high = ranges[min(10, steps) - 1]
-    words = (
-        f"after step {min(10, steps)}, pixels range from {low:.3g} to {high:.3g}, far outside [0, 1]; the result is "
-    )
-    words = f"distribution matching: {words}unlikely to be useful. Lower lr={lr:g}"
+    words = f"distribution matching: after step {min(10, steps)}, pixels range from {low:.3g} to {high:.3g}, far "
+    words += f"outside [0, 1]; the result is unlikely to be useful. Lower lr={lr:g}"
     assert [str(w.message) for w in said if "pixels range" in str(w.message)] == [words] * far

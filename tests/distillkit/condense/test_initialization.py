@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
-from distillkit.condense import class_statistics, distribution_matching, images_from_statistics, initial_images
-from distillkit.networks import ConvNet, RandomNetworks
+from distillkit.condense import class_statistics, images_from_statistics, initial_images
 from distillkit.rng import derive
 from distillkit.sets import TiledImages, Tiles
 
@@ -46,6 +45,7 @@ def test_draws_depend_only_on_the_generator() -> None:
         assert torch.equal(one.images, two.images)
         assert not torch.equal(one.images, other.images)
         assert one.info["init"] == init
+    assert torch.equal(initial_images(real(9, 9), 2, classes=[1]).images, initial_images(real(9, 9), 2).images[2:])
     twins = LabeledImages(torch.randn(9, 1, 2, 2).repeat(2, 1, 1, 1), torch.arange(2).repeat_interleave(9))
     assert not torch.equal(*initial_images(twins, 4).images.split(4))  # each class has its own draws
 
@@ -145,15 +145,6 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
     for labels in (made.labels.roll(1), swapped):
         with pytest.raises(ValueError, match="single class in each stored image"):
             initial_images(data, 1, init=made.replace(labels=labels), parametrize=Tiles(2))
-
-
-def test_a_given_start_determines_the_classes() -> None:
-    """Unless `classes` are given; the real images have more classes."""
-    data, start = real(3, 3, 3), real(1, 0, 2)
-    networks = RandomNetworks(lambda: ConvNet((2, 4, 6), 3, width=2, depth=1))
-    for classes, counts in ((None, [1, 0, 2]), ([2], [0, 0, 2])):
-        made = distribution_matching(data, networks=networks, init=start, classes=classes, steps=1, progress=False)
-        assert made.counts().tolist() == counts
 
 
 def test_invalid_arguments_are_named() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from distillkit import LabeledImages
 from distillkit.condense import Progress, distribution_matching, load_state, save_state
+from distillkit.condense._pixel_descent import PixelDescent
 from distillkit.condense._state import pack_arguments, restore_state
 from distillkit.networks import FixedNetwork
 from distillkit.normalization import IDENTITY
@@ -76,6 +78,29 @@ def test_progress_returns_copies() -> None:
     images.add_(1)
     assert torch.equal(taken["images"], torch.zeros(2))
     refused(lambda: progress.loss, FloatingPointError, "^the loss is inf in step 1: matching diverged; lower lr$")
+
+
+@pytest.mark.parametrize(("accelerator", "read", "failed"), [
+    (False, range(13), {3: 3, 10: 10, 13: 13}), (True, [None] * 9 + [9, 9, 9, 12], {3: 10, 10: 10, 12: 13}),
+])  # fmt: skip
+def test_losses_are_read_at_once_on_a_cpu_only(
+    accelerator: bool, read: Any, failed: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distillkit.condense._pixel_descent.is_accelerator", lambda device: accelerator)
+
+    def descend(first: int = 99) -> list[float | None]:
+        told: list[float | None] = []
+        how = {"lr": 1.0, "momentum": 0.0, "steps": 13, "arguments": {}, "seed": 0, "resume": None, "callback": None}
+        run = PixelDescent(torch.zeros(1), identity=dict, **how)
+        for k in run.remaining_steps():
+            loss = torch.tensor(torch.nan if k + 1 >= first else float(k))
+            run.report(run.step(lambda images: (loss, torch.ones(1))))  # noqa: B023
+            told.append(run.loss)
+        return told
+
+    assert descend() == [*read]
+    for first, step in failed.items():
+        refused(lambda n=first: descend(n), FloatingPointError, f"^the loss is nan in step {step}: ")
 
 
 @pytest.mark.parametrize("name", ["images", "velocity", "step"])
