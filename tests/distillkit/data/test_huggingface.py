@@ -140,7 +140,8 @@ def test_a_set_comes_back_from_rows(
     assert again.class_names == (() if soft else names or ("0", "1", "2"))
     assert rows["class"][:] == columns["class"].tolist()
     assert torch.equal(torch.tensor(rows["logits"][:], dtype=torch.float64), columns["logits"])
-    assert json.loads(rows.info.description)["info"] == {"a": 1}
+    facts = json.loads(rows.info.description)
+    assert (facts["info"], Normalization(facts["mean"], facts["std"])) == ({"a": 1}, normalization)
     assert torch.equal(as_set(again.to_huggingface(), normalization=normalization).images, again.images)
 
 

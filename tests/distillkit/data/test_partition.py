@@ -107,8 +107,8 @@ def test_iid_is_even_and_unrelated_to_the_label() -> None:
     counts = partition.summary(labels, parts)
     assert ((counts / counts.sum(1, keepdim=True) - 0.5).abs() < 0.08).all()
     refused(lambda: partition.iid(torch.zeros(2).long(), 3), ValueError, "3 clients cannot share 2 images")
-    with pytest.raises(TypeError, match=r"^partition\[1\] .* got a mask"):
-        partition.summary(torch.arange(2), [[], torch.ones(2) > 0])
+    for part, words in ((torch.ones(2) > 0, "got a mask"), (torch.ones(2), "class indices .* got torch.float32")):
+        refused(lambda p=part: partition.summary(torch.arange(2), [[], p]), TypeError, rf"^partition\[1\] .*{words}")
 
 
 def test_dirichlet_at_a_tiny_alpha_gives_each_class_to_one_client() -> None:
@@ -135,10 +135,8 @@ def test_client_that_reached_the_cap_exactly_is_full(clients: int) -> None:
 def test_client_below_a_cap_that_is_no_integer_gets_more() -> None:
     """Two clients may have 4.5 of nine images, so that one with four images is not full."""
     labels = torch.tensor([0] * 4 + [1] * 4 + [2])
-    sizes = [
-        [len(part) for part in partition.dirichlet_capped(labels, 2, 1e-6, min_size=0, generator=seed)]
-        for seed in range(40)
-    ]
+    draws = [partition.dirichlet_capped(labels, 2, 1e-6, min_size=0, generator=seed) for seed in range(40)]
+    sizes = [[len(part) for part in parts] for parts in draws]
     assert [8, 1] in sizes or [9, 0] in sizes
 
 
@@ -163,8 +161,8 @@ def test_impossible_dirichlet_requests_are_refused(maker: Callable[..., list[Ten
         with pytest.raises(ValueError, match="alpha must be"):
             maker(labels, 5, alpha)
     assert_best_of_all_draws(lambda tries: maker(labels, 4, 0.3, min_size=25, tries=tries))
-    refused(lambda: maker(labels, 5, 1.0, min_size=-1), ValueError, "min_size")
-    refused(lambda: maker(labels, 5, 1.0, tries=0), ValueError, "tries")
+    refused(lambda: maker(labels, 5, 1.0, min_size=-1), ValueError, "^min_size must be at least 0, got -1")
+    refused(lambda: maker(labels, 5, 1.0, tries=0), ValueError, "^tries must be at least 1, got 0")
 
 
 @given(seed=st.integers(0, 10**6), alpha=st.sampled_from([1e-6, 0.1, 100.0]), clients=st.integers(1, 9))
@@ -181,9 +179,8 @@ def test_prior_partition_follows_a_prior_until_classes_run_out() -> None:
     assert (even - 20).abs().max() <= 15
     skewed = partition.summary(labels, partition.dirichlet_prior(labels, 5, 1e-6))
     assert skewed[0].max() == 200
-    main = [
-        partition.summary(labels, partition.dirichlet_prior(labels, 20, 1e-6, generator=s)).argmax(1) for s in range(60)
-    ]
+    draws = [partition.dirichlet_prior(labels, 20, 1e-6, generator=seed) for seed in range(60)]
+    main = [partition.summary(labels, parts).argmax(1) for parts in draws]
     assert 2 < sum(int(one[0] == one[1]) for one in main) < 24, "each client has a prior of its own: 12 of 60 are equal"
     few, one = torch.zeros(2).long(), torch.zeros(40).long()
     refused(lambda: partition.dirichlet_prior(few, 3, 1.0), ValueError, "3 clients cannot share 2 images")
@@ -215,8 +212,7 @@ def test_impossible_class_counts_are_refused() -> None:
     for clients, k in ((2, 2), (1, 4)):
         with pytest.raises(ValueError, match=f"{clients} clients with {k} classes each cannot own all 6"):
             partition.classes_per_client(labels, clients, k)
-    with pytest.raises(ValueError, match="k must be at most the number of classes, 6, got 7"):
-        partition.classes_per_client(labels, 8, 7)
+    refused(lambda: partition.classes_per_client(labels, 8, 7), ValueError, "k must be at most .* classes, 6, got 7")
     with pytest.raises(ValueError, match="class 5 has 2 images for 3 clients"):
         partition.classes_per_client(torch.tensor([9, 5, 9, 5, 9]), 6, 1)
     refused(lambda: partition.classes_per_client(labels, 8, 0), ValueError, "k must be at least 1")
@@ -236,8 +232,7 @@ def test_class_clusters_of_the_paper(k: int, clusters: int, times: int, more: in
 
 def test_impossible_clusters_are_refused() -> None:
     labels = balanced(10, 50)
-    with pytest.raises(ValueError, match="k must divide the number of classes, 10, got 3"):
-        partition.class_clusters(labels, 10, 3)
+    refused(lambda: partition.class_clusters(labels, 10, 3), ValueError, "k must divide .* classes, 10, got 3")
     refused(lambda: partition.class_clusters(labels, 4, 2), ValueError, "4 clients cannot own 5 clusters of 2 classes")
     with pytest.raises(ValueError, match="class 3 has 1 images for 2 clients"):
         partition.class_clusters(torch.tensor([3, 4, 4]), 2, 2)
@@ -372,8 +367,7 @@ def test_a_partition_by_users_gives_users_all_their_other_images() -> None:
     assert list(map(len, partition.apply(users * 0, [[0, 1], [2, 3, 5]], other * 0))) == [2, 3]  # type: ignore[list-item]
     alone = partition.apply(torch.arange(12) // 10, [torch.arange(12)], torch.arange(7) // 5)  # a half, and both
     assert torch.bincount((torch.arange(7) // 5)[alone[0]]).tolist() == [5, 1]
-    with pytest.raises(ValueError, match="was it made for another set"):
-        partition.apply(users[:3], partition.by_domain(users), other)
+    refused(lambda: partition.apply(users[:3], partition.by_domain(users), other), ValueError, "made for another set")
     refused(lambda: partition.apply(users, partition.by_domain(users), torch.rand(6, 2)), TypeError, "other must be")
 
 

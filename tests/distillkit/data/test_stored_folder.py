@@ -350,8 +350,9 @@ def test_an_npz_may_have_headers_of_version_2(tmp_path: Path) -> None:
         for name, array in arrays().items():
             with archive.open(f"{name}.npy", "w") as file:
                 np.lib.format.write_array(file, array, version=(2, 0))
-    opened_, loaded = open_npz(path, cache=tmp_path / "cache").train.read().pixels(), load_npz(path).train.pixels()
-    assert float((opened_ - loaded).abs().max()) <= 1 / 510 + 1e-6
+    opened_, loaded = open_npz(path, cache=tmp_path / "cache").train.read(), load_npz(path).train
+    assert float((opened_.pixels() - loaded.pixels()).abs().max()) <= 1 / 510 + 1e-6
+    assert (*opened_.mean, *opened_.std) == pytest.approx((*loaded.mean, *loaded.std), abs=1e-6)
 
 
 def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ JOINED: list[tuple[list[dict[str, Any]], str, dict[str, Any] | str]] = [
     ([SURE, FREE], "", {"epsilon": 1.23456, "relation": RELATION, "valid_if": "planned", **BASIC}),
     ([SURE, {}], "", "some of the joined images have no guarantee (before: epsilon 1.235)"),
     ([SURE], "photos", "photos (before: epsilon 1.235)"),
-    ([{"epsilon": None, "reason": "seeded"}, {"epsilon": True}, {}], "photos",
+    ([{"epsilon": None, "reason": "seeded"}, {"epsilon": True, "reason": ""}, {}], "photos",
      "seeded; no reason is recorded; some of the joined images have no guarantee; photos"),
     ([SURE, SURE | {"relation": "other"}, FREE, SURE], "",
      "the joined sets have guarantees of different relations (before: epsilon 1.235, 0)"),

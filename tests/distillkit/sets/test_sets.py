@@ -151,6 +151,9 @@ def test_integer_index_returns_the_pair(index: Any) -> None:
     assert int(label) == int(data.labels[int(index)])
     assert torch.equal(data[::-2].images, data.images.flip(0)[::2])
     refused(lambda: data[0.5:], TypeError, r"index must be a slice of ints, got slice\(0.5, None, None\)")  # type: ignore[misc]
+    refused(lambda: data[torch.tensor([])], TypeError, r"got torch.float32 of shape \[0\]")
+    for mask in (torch.ones(5) > 0, torch.ones(7) > 0):
+        refused(lambda m=mask: data[m], IndexError, rf"a mask of 6 values, .*, got shape \[{len(mask)}\]")
     for wrong in (6, -7, [0, 6], torch.tensor([-7])):
         refused(lambda wrong=wrong: data[wrong], IndexError, r"index must be in \[-6, 6\), got (-7|0|6) to (-7|6)")
 
@@ -245,6 +248,8 @@ def test_concatenate_refuses_differences_with_a_remedy() -> None:
         with pytest.raises(ValueError, match=f"^the sets have .*different .*{words}"):
             LabeledImages.concatenate([a, a, a.replace(**change)])
     refused(lambda: LabeledImages.concatenate([]), ValueError, "at least one set, got none")
+    rows = [a.replace(labels=torch.eye(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    assert LabeledImages.concatenate(rows).labels.tolist() == [[1, 0], [0, 1]] * 2
 
 
 # The grid
@@ -290,6 +295,7 @@ ODD = torch.tensor([0.0, torch.nan, torch.inf])
         ((X, Y), {"num_classes": 1}, ValueError, "labels must be below num_classes=1"),
         ((X[:0], Y[:0]), {}, ValueError, "num_classes must be given for an empty set"),
         ((X[:0], Y[:0]), {"num_classes": 0}, ValueError, "num_classes must be at least 1"),
+        ((X, Y), {"num_classes": 10**6 + 1}, ValueError, "num_classes must be at most 1000000"),
         ((X, torch.zeros(3, 2)), {}, ValueError, "labels must be 2 finite rows"),
         ((X, torch.tensor([[0.5, 0.5], [0, -torch.inf]])), {}, ValueError, r"labels .* 2 finite rows, .* \[2, 2\]"),
         ((X, torch.zeros(2, 4)), {"num_classes": 3}, ValueError, "4 columns, but num_classes=3"),
@@ -333,7 +339,9 @@ def test_as_set_accepts_tensors_or_a_set() -> None:
 
 def test_as_set_refuses_contradictions() -> None:
     data = LabeledImages(X, Y, num_classes=2)
-    refused(lambda: as_set(data, Y, name="real"), TypeError, "labels must be left out when real is a LabeledImages")
+    for source in (data, TensorDataset(X, Y), (X, Y)):
+        words = f"labels must be left out when real is a {type(source).__name__}"
+        refused(lambda source=source: as_set(source, Y, name="real"), TypeError, words)
     for images, kind in ((X, "Tensor"), ([*X], "list")):
         words = f"^labels must be given, because images is a {kind}, which has none"
         refused(lambda x=images: as_set(x), TypeError, words)
