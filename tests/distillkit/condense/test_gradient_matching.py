@@ -4,7 +4,7 @@ import contextlib
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from distillkit.condense import (
     loops_for,
     save_state,
 )
+from distillkit.condense._inner_training import TrainedNetwork
 from distillkit.condense._parameter_gradient import _TwiceDifferentiable, parameter_gradient
 from distillkit.condense.gradient_matching import gradient_matching
 from distillkit.condense.target_gradient import fit_to_gradient
@@ -271,6 +272,17 @@ def test_batches_of_one_image_are_refused_where_their_statistics_are_undefined()
     for ones in ({"batch_real": 2}, {"ipc": 2}):
         call = lambda o=ones: distribution_matching(REAL, classes=[1], **{**how, **o})  # noqa: E731
         refused(call, ValueError, "cannot normalize a batch of one image")
+
+
+def test_fixed_statistics_are_those_of_the_batch_whatever_they_were() -> None:
+    network = nn.Sequential(nn.BatchNorm2d(3)).double()
+    network[0].running_mean[0], network[0].running_var[1] = torch.nan, torch.inf  # type: ignore[index, operator]
+    trained, images = TrainedNetwork(cast(Any, network), None), data([5], (3, 4, 8)).images
+    trained.fix_statistics(images)
+    (norm,) = trained.norms
+    torch.testing.assert_close(norm.running_mean, images.mean((0, 2, 3)))
+    torch.testing.assert_close(norm.running_var, images.var((0, 2, 3)))
+    assert not norm.training
 
 
 def test_numbers_of_loops_have_bounds() -> None:

@@ -27,7 +27,9 @@ from distillkit.privacy import (
     compose,
     train_private,
 )
+from distillkit.privacy.gradients import opacus_gradients
 from distillkit.privacy.gradients.opacus_gradients import GRADIENTS, clipped_gradients
+from distillkit.privacy.validation._private_records import apart_from_records
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -169,6 +171,34 @@ def test_a_gradient_beyond_float32_squares_is_clipped_not_dropped(kind: str) -> 
         source.add_to(private, image[None], labels[:1])
         assert float(torch.cat(private._sums).norm()) == pytest.approx(1e-3, rel=1e-6)
         assert float(torch.cat(private._sums).norm()) <= 1e-3
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+def test_gradients_have_full_precision_in_any_surroundings(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast is refused before, and switched off once more where gradients are computed."""
+    network = build(lambda: flat(nn.Tanh()), 0)
+    images, labels = torch.rand(9, 1, 5, 4, generator=derive(1)), torch.arange(9) % 3
+    wanted = summed(kind, network, images, labels, clip=0.5)
+    monkeypatch.setattr(opacus_gradients, "require_plain", lambda *_: None)
+    with torch.autocast("cpu"), torch.no_grad():
+        assert torch.equal(summed(kind, network, images, labels, clip=0.5), wanted)
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("place", ["bank", "1.weight"])
+def test_network_that_shares_records_is_refused_where_only_memory_is_compared(kind: str, place: str) -> None:
+    """As on the clients of a federated run."""
+    network, images, ledger = flat(), torch.rand(6, 1, 5, 4), Ledger()
+    if place == "bank":
+        network.register_buffer("bank", images)
+    else:
+        network[1].weight.data = images.view(6, 20)  # type: ignore[index]
+    words = rf"^the network Sequential uses the records themselves .*\({place} shares their memory\)"
+    with pytest.raises(NotCapturable, match=words):
+        apart_from_records(content=False)(train_private)(
+            network, images, torch.arange(6) % 3, size=6, sigma=1.0, gradients=kind, ledger=ledger, progress=False
+        )
+    assert ledger.events == ()
 
 
 @pytest.mark.parametrize("kind", OPACUS)
