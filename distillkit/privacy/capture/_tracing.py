@@ -273,7 +273,7 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
     target = node.target
     if (
         not isinstance(target, OpOverload)
-        or target.namespace not in ("aten", "prims")
+        or target.namespace != "aten"
         or target._schema.name in user_operators  # defined by a user
     ):
         return NotCapturable, (
@@ -484,19 +484,13 @@ class Stateless(nn.Module):
         finally:
             stored = []
             for label, table, name, value in list(_attributes(self.network)):
-                old = before.get((id(table), name))
-                if isinstance(value, Tensor) and value is not old:
+                replaced = value is not before.get((id(table), name))
+                if replaced if isinstance(value, Tensor) else _contains_fake(value):
                     stored.append(label)
-                    if isinstance(old, Tensor):
-                        table[name] = old
-                    else:
-                        del table[name]
-                elif not isinstance(value, Tensor) and _contains_fake(value):
-                    stored.append(label)
-                    if isinstance(value, list | deque):
-                        kept = [entry for entry in value if not _contains_fake(entry)]
-                        value.clear()
-                        value.extend(kept)
+                    if not replaced and isinstance(value, list | deque | set | dict):
+                        _remove_fake(value)
+                    elif (id(table), name) in before:
+                        table[name] = before[id(table), name]
                     else:
                         del table[name]
             if stored:
@@ -525,6 +519,13 @@ def held_beside_state(module: nn.Module) -> list[Any]:
                 held += [value, *(inner if isinstance(value, dict | list | tuple | set | deque) else ())]
                 held += [value._version] if isinstance(value, Tensor) else []
     return held
+
+
+def _remove_fake(value: Any) -> None:
+    """Remove the entries that contain a fake tensor from a list, deque, set or dictionary."""
+    kept = [entry for entry in (value.items() if isinstance(value, dict) else value) if not _contains_fake(entry)]
+    value.clear()
+    (value.extend if isinstance(value, list | deque) else value.update)(kept)
 
 
 def _contains_fake(value: Any, depth: int = 4) -> bool:

@@ -1,6 +1,9 @@
-"""Networks that mix examples in one way, and only under one condition."""
+"""Networks that mix examples in one way, and only under one condition; and a layer for any function."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,3 +60,19 @@ class FaultyNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x))
+
+
+class Layer(nn.Module):
+    """Layer that is a function of (itself, its input), with parameters, buffers (plain tensors), layers and others."""
+
+    def __init__(self, function: Callable[[Any, Any], Any], **held: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in held.items():
+            self.register_buffer(name, value) if type(value) is Tensor else setattr(self, name, value)
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Keep what was given."""
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x)
