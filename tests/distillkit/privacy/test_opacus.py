@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable
@@ -32,34 +33,22 @@ from distillkit.privacy.gradients.opacus_gradients import GRADIENTS, clipped_gra
 from distillkit.privacy.validation._private_records import apart_from_records
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from tests.distillkit.privacy.faulty_network import Layer
 
 OPACUS = ["opacus", "opacus-ghost"]
 
 
-class Scaled(nn.Module):
-    """Layer with a parameter of its own, for which Opacus has no special rule."""
-
-    def __init__(self, scale: Tensor) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(scale)
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Keep the scale."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
+def scaled(scale: Tensor, **buffers: Tensor) -> nn.Module:
+    """Return a layer with a parameter of its own, for which Opacus has no special rule."""
+    return Layer(lambda m, x: x * m.scale, scale=nn.Parameter(scale), **buffers)
 
 
-class Rows(nn.Module):
-    """Network that applies a linear layer to each row of an image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.norm, self.out = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
-        self.unused = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.norm(self.embed(x[:, 0]))).mean(1))
+def in_rows() -> nn.Module:
+    """Return a network that applies a linear layer to each row of an image."""
+    return Layer(
+        lambda m, x: m.out(torch.tanh(m.norm(m.embed(x[:, 0]))).mean(1)),
+        embed=nn.Linear(4, 6), norm=nn.LayerNorm(6), out=nn.Linear(6, 3), unused=nn.Linear(2, 2),
+    )  # fmt: skip
 
 
 def flat(*layers: nn.Module) -> nn.Module:
@@ -80,10 +69,10 @@ def frozen() -> nn.Module:
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: flat(nn.ReLU(inplace=True)),
     "convolutions": convolutions,
-    "rows": Rows,
-    "own": lambda: flat(Scaled(torch.linspace(1, 3, 6))),
+    "rows": in_rows,
+    "own": lambda: flat(scaled(torch.linspace(1, 3, 6))),
     "frozen": frozen,
-    "temperature": lambda: flat(Scaled(torch.tensor(2.0))),
+    "temperature": lambda: flat(scaled(torch.tensor(2.0))),
     "frozen batch norm": lambda: flat(nn.BatchNorm1d(6).requires_grad_(False).eval()),
     "dropout off": lambda: flat(nn.Dropout(0.0)),
 }
@@ -158,7 +147,7 @@ def test_sums_equal_those_of_captured_gradients(kind: str, name: str) -> None:
 def test_a_gradient_beyond_float32_squares_is_clipped_not_dropped(kind: str) -> None:
     network = build(lambda: flat(), 0)
     images, labels = torch.ones(9, 1, 5, 4), torch.arange(9) % 3
-    images[4] *= 1e25
+    images[4], images[7] = 1e25, -1e22
     assert gradient_norms(network, images, labels)[-1] > 1e24
     wanted = summed("captured", network, images, labels, clip=1.0)
     torch.testing.assert_close(summed(kind, network, images, labels, clip=1.0), wanted, rtol=1e-5, atol=1e-6)
@@ -257,42 +246,34 @@ def test_dropout_draws_from_the_secret_only(kind: str, toy_set: LabeledImages, g
     assert torch.equal(trained(1), trained(1))
     assert not torch.equal(trained(1), trained(2))
     network = build(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)).double(), 0)
-    generator = derive(0)
+    generator, parameters = derive(0), list(network.parameters())
     source = clipped_gradients(kind, network, losses, tuple(toy_set))
-    sums = PrivateGradient(list(network.parameters()), sigma=0.0, clip=1.0, denominator=1.0, secret=Secret())
+    sums = PrivateGradient(parameters, sigma=0.0, clip=math.inf, denominator=1.0, secret=Secret())
+    with pytest.raises(ValueError, match=r"^Sequential draws random numbers: pass generator=secret\.generator\(\)$"):
+        source.add_to(sums, *toy_set)
     source.add_to(sums, *toy_set, generator=generator)
-    assert not torch.equal(generator.get_state(), derive(0).get_state())  # the next masks differ
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(derive(0).get_state())
+        wanted = torch.autograd.grad(losses(network, *toy_set).sum(), parameters)
+        assert torch.equal(generator.get_state(), torch.get_rng_state())  # the next masks differ
+    torch.testing.assert_close(sums.take(), [*wanted])
     assert all(module.training for module in network.modules())
 
 
-class Mixing(nn.Module):
-    """Layer that subtracts the mean of the batch, in training mode only."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x - 0.03 * x.mean(0) if self.training else x
+def mixing(module: Any, x: Tensor) -> Tensor:
+    """Subtract the mean of the batch, in training mode only."""
+    return x - 0.03 * x.mean(0) if module.training else x
 
 
-class Chosen(nn.Module):
-    """Layer that mixes the records by `mix` if all values of the batch are in [0, 1]."""
-
-    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.mix = mix
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mix(x) if x.min() >= 0 and x.max() <= 1 else x
+def chosen(mix: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a network that mixes the records if all values of the batch are in [0, 1]."""
+    return nn.Sequential(Layer(lambda m, x: mix(x) if x.min() >= 0 and x.max() <= 1 else x), flat())
 
 
-class Pair(nn.Module):
-    """Network that returns logits and embeddings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Linear(20, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        embedded = self.embed(x.flatten(1))
-        return self.out(embedded), embedded[:, None]
+def pair(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits and embeddings."""
+    embedded = module.embed(x.flatten(1))
+    return module.out(embedded), embedded[:, None]
 
 
 def repelling(outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
@@ -304,63 +285,71 @@ def repelling(outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
     ).sum(1)
 
 
-class Flip(nn.Module):
-    """Layer that reverses the order of the records, so that twice is a no-op."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flip(0)
+def flip() -> nn.Module:
+    """Return a layer that reverses the order of the records, so that twice is a no-op."""
+    return Layer(lambda m, x: x.flip(0))
 
 
-class Counting(nn.Module):
-    """Layer that keeps a mean of the records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean += x.detach().mean(0)
-        return x
+def counting(module: Any, x: Tensor) -> Tensor:
+    """Keep a mean of the records, and their number."""
+    module.mean += x.detach().mean(0)
+    module.number += len(x)
+    return x
 
 
-class Borrowed(nn.Module):
-    """Network that uses a layer's parameter without the layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.layer = nn.Linear(20, 20), nn.Linear(20, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.first(x.flatten(1)), self.layer.weight)
+def growing(module: Any, x: Tensor) -> Tensor:
+    module.register_buffer("latest", x.detach().mean(0))
+    return x
 
 
-class Half(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.half().float()
+def recurrent(module: Any, x: Tensor) -> Tensor:
+    return module.out(module.second(module.first(module.frozen(x[:, 0])[0])[0])[0][:, -1])
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.out = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
-        self.frozen = nn.LSTM(4, 4, batch_first=True).requires_grad_(False)
+def single(memo: Any) -> Any:
+    raise RuntimeError("only one\nof them")
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.rnn(self.frozen(x[:, 0])[0])[0][:, -1])
+
+def lstm(inputs: int, outputs: int) -> nn.Module:
+    return nn.LSTM(inputs, outputs, batch_first=True)
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
+    "buffered": (
+        lambda: flat(scaled(torch.ones(6), used=torch.zeros(2))), NotCapturable,
+        r"^Opacus has no per-sample gradients for Sequential: .*buffers.*2:Layer\(\).*\. Use gradients='captured', or",
+    ),
+    "growing": (lambda: flat(Layer(growing)), BatchStatistics, r"^Sequential writes to the buffer 2\.latest during a"),
+    "single": (
+        lambda: Layer(lambda m, x: m.out(x.flatten(1)), out=nn.Linear(20, 3), __deepcopy__=single), NotCapturable,
+        "^Layer cannot be copied for Opacus: only one. Use gradients='captured', or",
+    ),
     "batch norm": (lambda: flat(nn.BatchNorm1d(6)), BatchStatistics, r"layers 2 of .*without_batch_norm"),
-    "mixing": (lambda: flat(Mixing()), BatchStatistics, "of 3 noise records in a batch .* mixes the records"),
-    "images": (lambda: nn.Sequential(Chosen(lambda x: x - x.mean(0)), flat()), BatchStatistics, "mixes the records"),
-    "range": (lambda: nn.Sequential(Chosen(lambda x: x * 255), flat()), BatchStatistics, "mixes the records"),
-    "classes": (Pair, BatchStatistics, "mixes the records"),
-    "mixed norms": (lambda: flat(nn.Sequential(Flip(), nn.Linear(6, 6), Flip())), BatchStatistics, "mixes the records"),
-    "counting": (lambda: flat(Counting()), BatchStatistics, r"writes to the buffer 2\.mean"),
-    "borrowed": (Borrowed, PrivacyError, r"layer\.weight"),
-    "half": (lambda: flat(Half()), PrivacyError, "float16"),
-    "recurrent": (Recurrent, NotCapturable, r"^Opacus does not support rnn \(LSTM\): .*ModuleValidator\.fix"),
-}
+    "mixing": (lambda: flat(Layer(mixing)), BatchStatistics, r"\(parameter 1\.weight\)\. A .* mixes the records"),
+    "images": (lambda: chosen(lambda x: x - x.mean(0)), BatchStatistics, "mixes the records"),
+    "range": (lambda: chosen(lambda x: x * 255), BatchStatistics, "mixes the records"),
+    "classes": (lambda: Layer(pair, embed=nn.Linear(20, 6), out=nn.Linear(6, 3)), BatchStatistics, "mixes the records"),
+    "mixed norms": (lambda: flat(nn.Sequential(flip(), nn.Linear(6, 6), flip())), BatchStatistics, "mixes the records"),
+    "counting": (
+        lambda: flat(Layer(counting, mean=torch.zeros(6), number=torch.zeros(()))), BatchStatistics,
+        r"^Sequential writes to the buffer 2\.mean during",
+    ),
+    "borrowed": (
+        lambda: Layer(
+            lambda m, x: F.linear(m.first(x.flatten(1)), m.layer.weight), layer=nn.Linear(9, 3), first=nn.Linear(20, 9)
+        ),
+        PrivacyError, r"layer\.weight",
+    ),
+    "half": (
+        lambda: flat(Layer(lambda m, x: x.half().float())), PrivacyError,
+        "^a value that Sequential or its loss computes is torch.float16",
+    ),
+    "recurrent": (
+        lambda: Layer(recurrent, frozen=lstm(4, 4).requires_grad_(False), first=lstm(4, 6), second=lstm(6, 6),
+                      out=nn.Linear(6, 3)),
+        NotCapturable, r"^Opacus does not support first \(LSTM\), second \(LSTM\): We .*\. Freeze",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", OPACUS)
@@ -378,19 +367,13 @@ def test_networks_that_opacus_cannot_train_are_refused_before_the_charge(kind: s
     assert ("ghost clipping gives no norm" in str(caught.value)) == (name == "borrowed" and kind == "opacus-ghost")
     assert ledger.events == ()
     assert ledger.guarantee().remarks == ()
-    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items() if key != "2.latest")
 
 
-class Rooted(nn.Module):
-    """Network whose first layer takes the square root of pixels, and that may mix the records of a batch."""
-
-    def __init__(self, below: float, mixes: bool) -> None:
-        super().__init__()
-        self.below, self.mixes, self.linear = below, mixes, nn.Linear(20, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        roots = (x.flatten(1) - self.below).sqrt()
-        return self.linear(roots + roots.mean(0) if self.mixes else roots)
+def rooted(below: float, *, mixes: bool = False) -> nn.Module:
+    """Return a network that takes the square root of pixels, and may mix the records of a batch."""
+    roots = lambda x: (x.flatten(1) - below).sqrt()  # noqa: E731
+    return Layer(lambda m, x: m.linear(roots(x) + mixes * roots(x).mean(0)), linear=nn.Linear(20, 3))
 
 
 @pytest.mark.parametrize("kind", OPACUS)
@@ -399,19 +382,87 @@ def test_network_for_pixels_is_compared_on_pixels(kind: str) -> None:
 
     like = torch.rand(2, 1, 4, 5), torch.tensor([0, 1])
     clipped_gradients(kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 1)).eval(), losses, like)  # a single class
-    clipped_gradients(kind, Rooted(0.0, False), losses, like)
+    clipped_gradients(kind, rooted(0.0), losses, like)
     with pytest.raises(BatchStatistics, match="mixes the records"):
-        clipped_gradients(kind, Rooted(0.0, True), losses, like)
+        clipped_gradients(kind, rooted(0.0, mixes=True), losses, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
-        clipped_gradients(kind, Rooted(0.5, False), losses, like)
+        clipped_gradients(kind, rooted(0.5), losses, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
-        clipped_gradients(kind, Rooted(0.0, False), lambda n, x, y: losses(n, x, y) / (1 - y), like)
+        clipped_gradients(kind, rooted(0.0), lambda n, x, y: losses(n, x, y) / (1 - y), like)
     with pytest.raises(NotSeparable, match=r"one value for each example \[n\], got shape \[\]$"):
-        clipped_gradients(kind, Rooted(0.0, False), lambda n, x, y: losses(n, x, y).sum(), like)
+        clipped_gradients(kind, rooted(0.0), lambda n, x, y: losses(n, x, y).sum(), like)
     with pytest.raises(NotCapturable, match=r"on 3 records of noise \(IndexError: Target 9 is out of bounds\.\)\. Use"):
         clipped_gradients(
             kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 1)), lambda n, x, y: losses(n, x, y + 9), like
         )
+
+
+@pytest.mark.parametrize(("kind", "part"), [("opacus", "_rows"), ("opacus-ghost", "_norms")])
+def test_gradients_may_differ_by_a_thousandth(kind: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, like = flat(nn.Tanh()), (torch.rand(2, 1, 5, 4), torch.tensor([0, 1]))
+    real, place = (
+        getattr(opacus_gradients.OpacusGradients, part),
+        r" \(parameter 1\.weight\)" if part == "_rows" else "",
+    )
+    words = rf"^Sequential: the gradients of 3 noise records in a batch differ from those of single records{place}\. A"
+    for excess in (0.9e-3, 1.1e-3):
+        scaled = lambda self, given: [(1 + excess) * row for row in real(self, given)]  # noqa: B023, E731
+        if part == "_norms":
+            scaled = lambda self, given: (1 + excess) * real(self, given)  # noqa: B023, E731
+        monkeypatch.setattr(opacus_gradients.OpacusGradients, part, scaled)
+        with contextlib.nullcontext() if excess < 1e-3 else pytest.raises(BatchStatistics, match=words):
+            clipped_gradients(kind, network, losses, like, trained={"1.weight": network.get_parameter("1.weight")})
+    monkeypatch.undo()  # of right norms, whose sign is another in a batch
+    signed = Layer(lambda m, x: m.out(x.flatten(1)) * (1 if len(x) == 1 else -1), out=nn.Linear(20, 3))
+    with pytest.raises(BatchStatistics, match=r"differ from those of single records \(parameter out\.weight\)"):
+        clipped_gradients(kind, signed, lambda n, x, y: n(x).sum(1), like)
+
+
+def test_noise_is_of_both_kinds_with_labels_of_two_classes() -> None:
+    like = (
+        torch.zeros(9, 2, 8, dtype=torch.float64),
+        torch.zeros(9, dtype=torch.int64),
+        torch.zeros(9, 2, dtype=torch.int32),
+    )
+    trials = opacus_gradients._trials(like)
+    assert all([(t.shape, t.dtype) for t in trial] == [((3, *e.shape[1:]), e.dtype) for e in like] for trial in trials)
+    normal, both, uniform, pixels, last = (trial[0] for trial in trials)
+    assert (normal.flatten(1) < 0).any(1).all()
+    assert torch.equal(both, torch.stack([normal[0], uniform[0], normal[1] / 4]))
+    assert 0 <= uniform.min() < 0.1 < 0.9 < uniform.max() <= 1
+    assert torch.equal(pixels, uniform)
+    assert torch.equal(last, both)
+    assert [trial[1].tolist() for trial in trials] == [[0] * 3] * 3 + [[0, 1, 0]] * 2
+    assert [trial[2].tolist() for trial in trials[2:]] == [[[0, 0]] * 3] + [[[0, 0], [1, 1], [0, 0]]] * 2
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+def test_memory_is_estimated_from_values_of_one_record(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 50 layers with 20 values each, and of the rows of gradients, which ghost clipping does not compute."""
+    network = nn.Sequential(nn.Flatten(), *[nn.Tanh() for _ in range(50)], nn.Linear(20, 4), nn.Linear(4, 3))
+    source = clipped_gradients(kind, network, losses, (torch.rand(2, 1, 5, 4), torch.tensor([0, 1])))
+    given: list[Any] = []
+    monkeypatch.setattr(opacus_gradients, "chunk_for", lambda *numbers: given.append(numbers) or 7)
+    assert source.chunk_size(12.5, 6) == 7
+    ((values, largest, device, expected, chunk),) = given
+    assert largest == (0 if kind == "opacus-ghost" else 80)
+    assert 1000 <= values - (0 if kind == "opacus-ghost" else 80 + 4 + 12 + 3) <= 1200
+    assert (device, expected, chunk) == (torch.device("cpu"), 12.5, 6)
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+def test_lack_of_memory_is_an_error(kind: str) -> None:
+    network, like = flat(nn.Tanh()), (torch.rand(2, 1, 5, 4), torch.tensor([0, 1]))
+    source: Any = clipped_gradients(kind, network, losses, like)
+    private = PrivateGradient([*network.parameters()], sigma=0.0, clip=1.0, denominator=1.0, secret=Secret())
+
+    def full(*given: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    source._losses = full
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        source.add_to(private, *like)
+    assert not any(part.any() for part in private.take())
 
 
 def test_an_unknown_way_is_refused() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit.privacy import PrivacyError, PrivateGradient, Secret, image_sgd, train_private
+from distillkit.privacy.gradients import private_gradient
 from distillkit.privacy.ledger import Ledger
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
@@ -84,8 +85,12 @@ def test_no_low_bit_of_the_sum_is_in_the_noised_gradient(dtype: torch.dtype) -> 
                 assert part.any()
 
 
-def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters() -> None:
+@pytest.mark.parametrize("block", [20, 1 << 18])
+def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows that are not finite in some parameter add nothing; every step begins with an empty sum."""
+    monkeypatch.setattr(private_gradient, "_BLOCK_CPU", block)  # also four columns at a time
     parameters = [torch.zeros(2, 3, requires_grad=True), torch.zeros(4, dtype=torch.float64, requires_grad=True)]
     secret = Secret(3)
     gradient = PrivateGradient(parameters, sigma=0.0, clip=0.8, denominator=2.5, secret=secret)
@@ -104,6 +109,9 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters() -> None:
         taken = gradient.take()
         assert [(part.shape, part.dtype) for part in taken] == [(p.shape, p.dtype) for p in parameters]
         torch.testing.assert_close(torch.cat([part.double().flatten() for part in taken]), wanted / 2.5)
+    noised = PrivateGradient(parameters, sigma=2.0, clip=1.5, denominator=4.0, secret=Secret(7)).take()
+    drawn = Secret(7).add_noise(torch.zeros(10, dtype=torch.float64), 3.0) / 4
+    torch.testing.assert_close(torch.cat([part.double().flatten() for part in noised]), drawn)
     for wrong in (
         [first],
         [first, second[:4]],
