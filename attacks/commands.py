@@ -103,7 +103,9 @@ def _nearest(small: LabeledImages, train: LabeledImages | StoredImages) -> list[
 
 def _of_run(folder: Path, source: str | None, sources: Sources, progress: bool) -> Result:
     given: dict[str, Any] = {}
-    if source is not None:
+    if source is None:
+        refuse_given("in the report of a run without --train", *vars(sources))
+    else:
         train, test = sources.read(source, progress=progress)
         given = {"members": train, "non_members": test}
     found = report_run(folder, progress=progress, **given)

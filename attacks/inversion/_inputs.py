@@ -107,7 +107,8 @@ def compute_logits(network: nn.Module, images: Tensor, parameters: Mapping[str, 
         first = str(error).split("\n")[0]
         raise ValueError(f"network must take images of shape {list(images.shape)}: {first}") from error
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(images):
-        raise ValueError(f"network must give logits [N, K], got {list(getattr(out, 'shape', ()))}")
+        got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"network must give logits [N, K], got {got}")
     return out
 
 

@@ -135,7 +135,7 @@ def _class_means(vectors: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 def _counts(counts: Tensor, present: Tensor) -> Tensor:
-    counts = check.class_labels(counts, len(present), None, "counts").to(present.device)
+    counts = check.class_labels(counts, None, None, "counts").to(present.device)
     if not torch.equal(counts > 0, present):
-        raise ValueError("counts must be 0 exactly for the classes whose means are empty")
+        raise ValueError(f"counts must be one per class, {len(present)}, and 0 exactly for those whose means are empty")
     return counts

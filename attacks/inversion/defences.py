@@ -173,8 +173,7 @@ class DefendedMessage:
         self.observed = message.observed
         for one in defences:
             self.observed = check_tensors(one(self.observed), f"the result of the defence {type(one).__name__}")
-        self._message = copy.copy(message)
-        self._message.observed = self.observed  # labels are inferred from the sent message
+        self._message = message
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
         """Return the message that the images would give, with the reproducible part of each defence applied to it.
@@ -206,4 +205,6 @@ class DefendedMessage:
             count: number of images from which the message was computed.
             noise: random images, float [M, C, H, W], on which the attacker may evaluate the network.
         """
-        return self._message.read_labels(count, noise)
+        message = copy.copy(self._message)
+        message.observed = self.observed  # without its scale, if `invert_message` was given one
+        return message.read_labels(count, noise)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from attacks.inversion.priors import Prior, group_mean
 from distillkit._utils import check
 from distillkit._utils.content import content
 from distillkit._utils.display import short_repr
+from distillkit._utils.user_warnings import warn
 from distillkit.losses import gradient_distance
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive
@@ -201,12 +201,10 @@ def invert_message(
         found = [lbfgs(f, x, steps) for f, x in zip(losses, starts)]
     chosen = min(range(restarts), key=lambda r: found[r][1])
     if (failed := found[chosen][1]) > _FAILED[method]:
-        warnings.warn(
+        warn(
             f"no images were found whose message is similar to the observed one (loss {failed:.2g}). Apart from a bad "
             "start (restarts) or a defence, the message may be scaled or have the opposite sign (scale), or the "
-            "client's network was in the other mode (training or eval) or had other weights",
-            UserWarning,
-            stacklevel=3,
+            "client's network was in the other mode (training or eval) or had other weights"
         )
     rows = torch.arange(count, device=truth.device) if known else permuted[chosen].argsort(stable=True)
     images = _to_pixels(found[chosen][0], losses[chosen], normalization)[rows]

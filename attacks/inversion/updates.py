@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,7 +14,7 @@ from attacks.inversion._inputs import check_update, compute_logits, copy_state
 from attacks.inversion.labels import class_counts, infer_label
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, uses_batch_statistics
-from distillkit._utils.user_warnings import without_warnings
+from distillkit._utils.user_warnings import warn, without_warnings
 
 _State = dict[str, Tensor]
 
@@ -240,11 +239,9 @@ def _warn_of_mode(network: nn.Module) -> None:
     kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
     found = sorted({type(layer).__name__ for layer in network.modules() if isinstance(layer, kinds) and layer.training})
     if found:
-        warnings.warn(
+        warn(
             f"network is in training mode and has {' and '.join(found)}, so the attack assumes that the client "
-            "computed its message in training mode; call network.eval() if it did not",
-            UserWarning,
-            stacklevel=3,
+            "computed its message in training mode; call network.eval() if it did not"
         )
 
 

@@ -139,11 +139,14 @@ def test_several_messages_are_combined() -> None:
     exact = class_bounds(3, labels=torch.tensor([0, 1]), ipc=3, size=2)
     assert "holds classes 0 (exactly 1), 1 (exactly 1)" in str(exact)
     assert "images started from up to 3 different records" in str(exact)
-    for message in (
-        {"bias_change": torch.tensor([1.0, 1e-6, -1.0])}, {"bias_gradient": torch.tensor([-1.0, 0, 1])},
-        {"weight_gradient": torch.tensor([[-1.0, 2, 0], [0, 0, 1e-9], [1, -2, 0]])},
+    for name, sent in (
+        ("bias_change", [1.0, 1e-6, -1.0]), ("bias_gradient", [-1.0, 0, 1]),
+        ("weight_gradient", [[-1.0, 2, 0], [0, 0, 1e-9], [1, -2, 0]]),
     ):  # fmt: skip
-        assert class_bounds(3, **message).present.tolist()[:2] == [True, False]  # a zero tells nothing
+        for scale in (1.0, 1e-9):
+            held = class_bounds(3, **{name: scale * torch.tensor(sent)})  # type: ignore[arg-type]
+            assert held.present.tolist()[:2] == [True, False]  # a zero tells nothing
+    class_bounds(3, bias_gradient=BIAS + torch.tensor([0, 0, 0.9e-4]))
     thirds = class_bounds(3, bias_gradient=torch.tensor([-2.0, -0.99985, 2.99985]) / 9, size=9)
     assert thirds.at_least.tolist() == [2, 1, 0]  # up to rounding errors
     rows = torch.tensor([[0.0, 0], [0, 2], [3, 4]])
@@ -163,7 +166,7 @@ def test_several_messages_are_combined() -> None:
     assert nothing.at_most.tolist() == [MANY, MANY]
 
 
-BIAS = torch.tensor([-0.5, 0.25, 0.25])
+BIAS, ONE = torch.tensor([-0.5, 0.25, 0.25]), torch.tensor([1])
 REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: class_bounds(3), "must be given at least one message"),
     (lambda: class_bounds(1, labels=torch.tensor([0])), "num_classes must be at least 2"),
@@ -171,7 +174,9 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: class_bounds(3, bias_gradient=BIAS, size=0), "size must be at least 1"),
     (lambda: class_bounds(3, labels=torch.tensor([0]), ipc=0), "ipc must be at least 1"),
     (lambda: class_bounds(3, bias_gradient=BIAS - 0.002), "bias_gradient must sum to 0 over the classes"),
-    (lambda: class_bounds(3, weight_gradient=torch.ones(3, 2)), "weight_gradient must sum to 0"),
+    (lambda: class_bounds(3, bias_gradient=BIAS + torch.tensor([0, 0, 1.1e-4])), "bias_gradient must sum to 0 over"),
+    (lambda: class_bounds(3, weight_gradient=1e-6 * torch.stack([BIAS, BIAS**2], 1)), "weight_gradient must sum to 0"),
+    (lambda: class_bounds(3, class_rows=torch.ones(3, 2), noised=1), "noised must be True or False, got 1"),  # type: ignore[arg-type]
     (lambda: class_bounds(3, bias_change=torch.tensor([1, 2, 3])), "bias_change must be a floating tensor"),
     (lambda: class_bounds(3, bias_change=BIAS / 0), "bias_change must be finite"),
     (lambda: class_bounds(3, class_rows=torch.zeros(2, 2)), r"one row per class, \[3, F\], got \[2, 2\]"),
@@ -179,15 +184,9 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: class_bounds(3, class_rows=torch.zeros(3, 2).long()), "class_rows must be a floating tensor"),
     (lambda: class_bounds(2, class_rows=torch.tensor([[1.0, torch.nan], [0, 0]])), "class_rows must be finite, except"),
     (lambda: class_bounds(3, labels=torch.tensor([3])), "labels must be below"),
-    (
-        lambda: class_bounds(3, labels=torch.tensor([0, 0, 1]), ipc=1),
-        "ipc must be at least the number of images of every class, got 1 but 2 of one",
-    ),
+    (lambda: class_bounds(3, labels=torch.tensor([0, 0, 1]), ipc=1), "images of every class, got 1 but 2 of one"),
     (lambda: class_bounds(3, bias_gradient=BIAS, ipc=1), "ipc needs labels"),
-    (
-        lambda: class_bounds(3, bias_gradient=BIAS, labels=torch.tensor([1])),
-        r"\(classes \[0\]\): the .* scaled up; a set made",
-    ),
+    (lambda: class_bounds(3, bias_gradient=BIAS, labels=ONE), r"\(classes \[0\]\): the .* scaled up; a set made"),
     (lambda: class_bounds(3, labels=torch.tensor([0, 1, 2]), size=2), "contradict each other"),
 ]
 

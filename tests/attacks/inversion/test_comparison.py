@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from attacks import align, psnr
 from attacks.inversion import (
+    ClassMeans,
     Clip,
     DefendedMessage,
     Gradient,
@@ -23,6 +24,7 @@ from attacks.inversion import (
     ReplayableMessage,
     Sparsify,
     compare_messages,
+    invert_message,
 )
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import Normalization
@@ -52,12 +54,7 @@ def test_clip_bounds_the_norm_and_keeps_the_direction(message: tuple[Tensor, ...
         assert torch.equal(a, b)
     else:
         assert float(b.norm()) == pytest.approx(bound, rel=1e-5)
-
-
-def test_clip_of_zeros_is_zero_with_a_finite_gradient() -> None:
-    zeros = torch.zeros(3, requires_grad=True)
-    (clipped,) = Clip(1.0)([zeros + 0])
-    assert clipped.tolist() == [0, 0, 0]
+    assert Clip(bound)([torch.zeros(2)])[0].tolist() == [0, 0]
 
 
 @given(MESSAGES, st.floats(0.01, 1.0))
@@ -83,7 +80,8 @@ def test_noise_has_its_standard_deviation_and_repeats() -> None:
 
 def test_messages_are_kept_without_their_graph() -> None:
     sent = [number * torch.ones_like(p).requires_grad_() for number, p in enumerate(NET.parameters())]
-    for message in (Gradient(NET, sent), ReplayableMessage(sent, lambda x, y: sent, 5)):
+    means = ClassMeans([torch.flatten], [torch.ones(3, 2).requires_grad_()])
+    for message in (Gradient(NET, sent), ReplayableMessage(sent, lambda x, y: sent, 5), means):
         assert not any(t.requires_grad for t in message.observed)
 
 
@@ -99,9 +97,12 @@ def test_labels_are_read_from_the_sent_message() -> None:
     sent = Gradient.of(NET, pictures(1), LABELS[:1])
     sent.ordered = True
     defended = DefendedMessage(sent, Reversed())
-    assert defended.ordered
-    read = defended.read_labels(1, pictures())
-    assert read.tolist() == Gradient(NET, [-t for t in sent.observed]).read_labels(1, pictures()).tolist() != [1]
+    assert (defended.ordered, defended.count_classes(pictures())) == (True, 5)
+    wrong = Gradient(NET, [-t for t in sent.observed]).read_labels(1, pictures()).tolist()
+    assert defended.read_labels(1, pictures()).tolist() == wrong != [1]
+    assert DefendedMessage(defended, Reversed()).read_labels(1, pictures()).tolist() == [1]
+    with pytest.warns(UserWarning, match="no images were found"):
+        assert invert_message(defended, SHAPE, scale=-1, steps=1).labels.tolist() == [1]
 
 
 @pytest.mark.parametrize("defences", [(Clip(0.1),), (Sparsify(0.2),), (Clip(0.1), Sparsify(0.5)), ()], ids=str)
@@ -117,9 +118,9 @@ def test_comparison_equals_inversions_scored_one_by_one(monkeypatch: pytest.Monk
     """The restart with the smallest loss counts; images are paired before they are aligned."""
     truth, noise = pictures(3), torch.randn(3, *SHAPE, generator=derive(1))
     odd = truth.clone()
-    odd[0, 0, 0, 0] = 1.005  # clamped, like the pixels of a decoded normalization
+    odd[0, 0, 0, :2] = torch.tensor([1.005, -0.005])  # clamped, like the pixels of a decoded normalization
     found = {
-        "a": Reconstruction((0.5 * truth + 0.3 + 0.02 * noise)[[2, 0, 1]], torch.tensor([7, 1, 4]), (3.0, 0.125)),
+        "a": Reconstruction((0.5 * truth + 0.3 + 0.02 * noise)[[2, 0, 1]], torch.tensor([7, 1, 4]), (3.0, 0.00125)),
         "b": Reconstruction((truth + 0.3 * noise).clamp(0, 1), torch.tensor([1, 1, 1]), (0.5, 2.0)),
     }
     sent = {name: Gradient.of(NET, truth[:n], torch.zeros(n).long()) for n, name in enumerate(found, 1)}
@@ -159,13 +160,17 @@ BAD: list[tuple[Any, str]] = [
     (lambda: DefendedMessage(SENT, Sparsify(0.5), Clip(1e-300)), "the result of the defence Clip must not be"),
     (lambda: DefendedMessage(HALF, Clip(1.0)), "got SimpleNamespace, which has no ordered, count_classes, read_labels"),
     (lambda: compare_messages({"a": HALF}, pictures(), LABELS), r"messages\['a'\] must be an ObservedMessage"),
-    (lambda: DefendedMessage(Gradient, Clip(1.0)), "got the class Gradient"),  # type: ignore[arg-type]
+    (lambda: DefendedMessage(Gradient, Clip(1.0)), "got the class Gradient, which has no observed$"),  # type: ignore[arg-type]
+    (lambda: DefendedMessage(type("Sent", (Gradient,), {"observed": ()})), "got the class Sent$"),
     (lambda: DefendedMessage(SENT, Clip(1.0), Clip), "defences must be Defences, .* got type"),  # type: ignore[arg-type]
     (lambda: DefendedMessage(SENT, torch.clone), "defences must be Defences, .* got builtin"),  # type: ignore[arg-type]
     (lambda: compare_messages({"a": SENT}, FALLING, LABELS), r"in \[0, 1\] .* got -0.015 to 0.5 with normalization="),
     (lambda: compare_messages({"a": SENT}, pictures() * 0 + 1.015, LABELS), r"images must be pixels in \[0, 1\]"),
     (lambda: compare_messages({}, pictures(), LABELS), "messages must hold at least one message"),
     (lambda: compare_messages({"a": SENT}, pictures(), LABELS, shape=SHAPE, count=2), "include count, shape"),
+    (lambda: compare_messages({"a": SENT}, pictures()[0], LABELS), "images must have 4 dimensions"),
+    (lambda: compare_messages({"a": SENT}, pictures(), LABELS, normalization=None), "normalization must be a Norm"),  # type: ignore[arg-type]
+    (lambda: ReplayableMessage(SENT.observed, SENT.replay, 5, ordered=1), "ordered must be True or False"),  # type: ignore[arg-type]
     (lambda: compare_messages({"a": SENT}, pictures(), LABELS[:1]), "labels must have one entry per image"),
 ]
 
@@ -177,7 +182,9 @@ def test_invalid_arguments_are_named(call: Any, said: str) -> None:
 
 
 def test_errors_name_the_message() -> None:
-    odd = ReplayableMessage(SENT.observed, SENT.replay, 5)
-    with pytest.raises(ValueError, match="labels must be given") as error:
-        compare_messages({"even": SENT, "odd": odd}, pictures(), LABELS, steps=1)
-    assert error.value.__notes__ == ["in the message 'odd'"]
+    odd = ReplayableMessage(SENT.observed, SENT.replay, 5, ordered=True)
+    assert odd.ordered
+    for kind, steps, name in ((ValueError, 1, "odd"), (TypeError, "1", "even")):
+        with pytest.raises(kind, match="labels must be given" if steps == 1 else "steps must") as error:
+            compare_messages({"even": SENT, "odd": odd}, pictures(), LABELS, steps=steps)
+        assert error.value.__notes__ == [f"in the message {name!r}"]

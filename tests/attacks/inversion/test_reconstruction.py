@@ -6,6 +6,8 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -22,6 +24,7 @@ from attacks.inversion import (
     ClassMeans,
     FedAvgUpdate,
     Gradient,
+    Reconstruction,
     ReplayableMessage,
     batch_norm_prior,
     invert_message,
@@ -29,12 +32,13 @@ from attacks.inversion import (
 from attacks.inversion._inputs import compute_logits
 from attacks.inversion._search import lbfgs, signed_adam
 from attacks.inversion.priors import group_mean
-from attacks.inversion.reconstruction import _to_pixels
+from attacks.inversion.reconstruction import _to_pixels, _variation
 from distillkit.losses import BatchNormPrior
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive
 from tests.attacks.inversion.images import pictures
+from tests.refused import refused
 
 SHAPE = (1, 8, 8)
 
@@ -54,38 +58,35 @@ def small() -> nn.Module:
 # Replays.
 
 
-@given(
-    epochs=st.integers(1, 3),
-    batch=st.sampled_from([None, 1, 2, 3]),
-    momentum=st.sampled_from([0.0, 0.9]),
-    weight_decay=st.sampled_from([0.0, 0.1]),
-    seed=st.integers(0, 100),
-)
-def test_replayed_update_equals_torch_sgd(
-    epochs: int, batch: int | None, momentum: float, weight_decay: float, seed: int
+EPOCHS, BATCH, SEED = st.integers(1, 3), st.sampled_from([None, 1, 2, 3]), st.integers(0, 100)
+MOMENTUM = st.sampled_from([0.0, 0.9])
+
+
+@given(EPOCHS, BATCH, MOMENTUM, st.sampled_from([0.0, 0.1]), SEED)
+def test_replayed_update_is_that_of_sgd(
+    epochs: int, batch: int | None, momentum: float, decay: float, seed: int
 ) -> None:
     images, labels = torch.rand(4, *SHAPE, generator=derive(seed)), torch.tensor([0, 1, 1, 4])
     net, trained = small(), small()
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=momentum, weight_decay=decay)
     order = [r for epoch in range(epochs) for r in torch.randperm(4, generator=derive(seed, epoch)).split(batch or 4)]
     for rows in order:
         optimizer.zero_grad()
         F.cross_entropy(trained(images[rows]), labels[rows]).backward()
         optimizer.step()
     change = [(a - b).detach() for a, b in zip(trained.parameters(), net.parameters())]
-    alike = {"lr": 0.1, "momentum": momentum, "weight_decay": weight_decay}
+    alike = {"lr": 0.1, "momentum": momentum, "weight_decay": decay}
     known = FedAvgUpdate(net, change, order=order, **alike)  # type: ignore[arg-type]
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(known.replay(images, labels), change))
     assert known.ordered
     sent = FedAvgUpdate.of(net, images, labels, epochs=epochs, batch=batch, order=order, **alike)  # type: ignore[arg-type]
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(sent.observed, change))
-    assert sent.order is None  # the attacker does not know it
+    alike |= {"epochs": epochs, "batch": batch, "order": None}  # the attacker does not know the order
+    assert vars(sent).items() >= (alike | {"ordered": batch is not None}).items()
 
 
-@given(st.integers(0, 4), st.integers(1, 4), st.sampled_from([0.0, 0.9]), st.integers(0, 100))
-def test_label_of_one_image_is_inferred_for_any_number_of_steps(
-    k: int, epochs: int, momentum: float, seed: int
-) -> None:
+@given(st.integers(0, 4), EPOCHS, MOMENTUM, SEED)
+def test_label_of_one_image_is_inferred_after_steps(k: int, epochs: int, momentum: float, seed: int) -> None:
     image = torch.rand(1, *SHAPE, generator=derive(seed))
     update = FedAvgUpdate.of(small(), image, torch.tensor([k]), lr=0.1, epochs=epochs, momentum=momentum)
     assert update.read_labels(1, torch.rand(8, *SHAPE, generator=derive(1))).tolist() == [k]
@@ -107,6 +108,45 @@ def test_labels_of_a_batch_are_inferred_from_several_steps() -> None:
 # Images found.
 
 
+def test_dlg_finds_images_and_their_labels_in_a_normalized_space() -> None:
+    net, truth, space = network(), pictures(2), Normalization((0.4,), (0.3,))
+    sent = Gradient.of(net, space.encode(truth), torch.tensor([4, 1]))
+    found = invert_message(sent, SHAPE, 2, method="dlg", steps=16, normalization=space)
+    assert found.labels.tolist() == [1, 4]
+    assert float(psnr(found.images[match(found.images, truth)], truth).min()) > 30
+
+
+@pytest.mark.parametrize("method", ["geiping", "dlg"])
+def test_inputs_are_not_modified(method: str) -> None:
+    net = network(norm="batch").train().requires_grad_(False)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    sent = Gradient(net, [torch.randn(p.shape, generator=derive(1)) for p in net.parameters()])
+    state = torch.get_rng_state()
+    invert_message(sent, SHAPE, 2, method=method, steps=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert net.training
+    assert all(p.grad is None and not p.requires_grad for p in net.parameters())
+
+
+def test_lr_decays_as_in_the_paper_and_has_its_default() -> None:
+    """A tenth as large after 3/8, 5/8 and 7/8 of the steps. The default weight of the total variation is 0.001."""
+    start, goal, way = torch.tensor([3.0, 26, -26, 24.5, -24.5]), torch.tensor([0.0, 0, 0, 30, -30]), 0.9966
+    assert way == pytest.approx(3 * 0.3 + 3 * 0.03 + 2 * 0.003 + 2 * 0.0003)
+    ends = torch.tensor([3 - way, 25 - way, way - 25, 25, -25])  # the start is put into the range of pixels, too
+    starts, space = [start.view(1, 1, 1, 5)], Normalization((0.5,), (0.02,))
+    ((moved, loss),) = signed_adam([lambda x: (x - goal).square().sum()], starts, 10, 0.3, space)
+    torch.testing.assert_close(moved, ends.view(1, 1, 1, 5))
+    assert loss == pytest.approx(float((ends - goal).square().sum()), rel=1e-5)
+    sent = Gradient.of(network("relu"), pictures(1), torch.tensor([2]))
+    options: list[dict[str, Any]] = [{}, {"lr": 0.1, "total_variation": 0.001}, {"lr": 0.3}, {"total_variation": 0.1}]
+    default, stated, *others = (invert_message(sent, SHAPE, steps=3, **given).images for given in options)
+    assert torch.equal(default, stated)
+    assert not any(torch.equal(default, other) for other in others)
+    row = torch.tensor([[[[0.0, 1.0, 3.0]]]])
+    assert [float(_variation(one)) for one in (row, row.mT, row[..., :2], row[..., :1])] == [1.5, 1.5, 1.0, 0.0]
+
+
 def test_two_epochs_of_single_steps_pair_labels_with_images() -> None:
     """The order of images is unknown; labels are reassigned in each restart, and images return with theirs."""
     net, truth, labels = network(), pictures(4)[1:3], torch.tensor([4, 1])
@@ -122,6 +162,7 @@ def test_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
     embed: Callable[[Tensor], Tensor] = net.features  # type: ignore[assignment]
     sent = ClassMeans.of([embed], truth, labels, 5)
     assert [list(m.shape) for m in sent.observed] == [[2, 256]]
+    assert sent.present.tolist() == [True, False, False, True, False]
     two = ClassMeans.of([embed, nn.Flatten()], truth, labels, 5)
     for rows in (two.observed, two.replay(truth, labels)):
         torch.testing.assert_close(rows, (sent.observed[0], truth.flatten(1)))
@@ -162,7 +203,8 @@ def test_each_restart_has_its_start_and_labels_and_the_best_is_returned(
             looked.append(noise)
             return truth.sort().values
 
-    sent = Sent(net, [2 * t for t in made.observed], lr=0.05, batch=1)
+    scale = -0.5 if known else 2.0
+    sent = Sent(net, [scale * t for t in made.observed], lr=0.05, batch=1)
     given, x = sent.observed, torch.randn(3, *SHAPE, generator=derive(1))
     ends = [space.encode(torch.rand(3, *SHAPE, generator=derive(2, r))) for r in range(5)]
     reached, asked = (3.0, 0.5, 2.0, 0.25, 1.0), []
@@ -172,10 +214,11 @@ def test_each_restart_has_its_start_and_labels_and_the_best_is_returned(
         first = len(asked)
         asked.extend(zip(losses, starts))
         if pull is not None:
-            images = {r: ends[r] for r in (0, 3)}
-            for r, mean in group_mean(images, dict(enumerate(used()))).items():
-                gap = images[r] - mean
-                torch.testing.assert_close(pull(images)[r], group * gap / gap.square().sum().sqrt())
+            for images in ({r: ends[r] for r in (0, 3)}, dict.fromkeys((0, 3), ends[0])):  # the latter may be equal
+                for r, mean in group_mean(images, dict(enumerate(used()))).items():
+                    gap = images[r] - mean
+                    wanted = group * gap / gap.square().sum().sqrt().clamp(min=1e-30)
+                    torch.testing.assert_close(pull(images)[r], wanted)
         return [(ends[r], reached[r]) for r in range(first, len(asked))]
 
     def search(loss: Any, start: Tensor, steps: int) -> Any:
@@ -194,10 +237,15 @@ def test_each_restart_has_its_start_and_labels_and_the_best_is_returned(
         every = [torch.tensor(order) for order in permutations(truth.tolist())]
         return [min(every, key=lambda y: abs(slow(y) - float(loss(x.requires_grad_()).detach()))) for loss, _ in asked]
 
+    def to_pixels(x: Tensor, loss: Any, normalization: Normalization) -> Tensor:
+        assert any(x is end and loss is one for end, (one, _) in zip(ends, asked))
+        return _to_pixels(x, loss, normalization)
+
+    monkeypatch.setattr("attacks.inversion.reconstruction._to_pixels", to_pixels)
     monkeypatch.setattr("attacks.inversion.reconstruction.signed_adam", adam)
     monkeypatch.setattr("attacks.inversion.reconstruction.lbfgs", search)
-    options: Any = {"method": method, "restarts": 5, "scale": 2.0, "normalization": space, "group": group}
-    options |= {"total_variation": 0.2, "priors": [(0.5, torch.mean), (0.25, torch.max)]}
+    options: Any = {"method": method, "restarts": 5, "scale": scale, "normalization": space, "group": group}
+    options |= {"total_variation": 0.2, "priors": [(0.5, torch.mean), (0.25, lambda x: x.max().view(1))]}
     options |= {} if method == "dlg" else {"lr": 0.2}
     found = invert_message(sent, SHAPE, 3, labels=truth if known else None, seed=7, **options)
     assert sent.observed is given
@@ -226,6 +274,7 @@ def test_values_outside_the_box_are_cut_shrunk_or_stretched(kind: int) -> None:
     """Whichever has the smallest loss; each image is shrunk to the mean, or stretched, by its own factor."""
     space = Normalization((0.4,), (0.5,))
     x = torch.randn(3, *SHAPE, generator=derive(0)) * torch.tensor([0.1, 1.0, 3.0]).view(3, 1, 1, 1)
+    x[1, 0, 0, 0] = 0
     wanted = []
     for pixels in space.decode(x):
         values = pixels.flatten().tolist()
@@ -322,7 +371,8 @@ def test_a_search_that_ends_far_from_the_message_warns(method: str, distance: fl
 
     for near in (True, False):
         message = ReplayableMessage([torch.tensor([1, 0]).double(), torch.zeros(1)], replay, 5)
-        with pytest.warns(UserWarning, match="no images were found") if warned else warnings.catch_warnings():
+        said = rf"no images were found .* \(loss {distance:.2g}\)"
+        with pytest.warns(UserWarning, match=said) if warned else warnings.catch_warnings():
             warnings.simplefilter("always" if warned else "error")
             found = invert_message(
                 message, SHAPE, 1, labels=torch.tensor([0]), method=method, steps=1, total_variation=0, restarts=2
@@ -369,7 +419,12 @@ def test_lbfgs_stops_on_divergence_or_stagnation_with_its_best() -> None:
 
     images, least = lbfgs(diverges, start, 300)
     assert len(calls) < 60
+    assert torch.equal(start, torch.full((1, 1, 1, 2), 0.9))
     assert least == min(float((x - 0.3).square().sum()) for x in calls[:2])
+    near = start.double() * 0 + 0.3 + 5e-8  # a small gradient does not end the search
+    assert lbfgs(lambda x: (x - 0.3).square().sum() / 2, near, 1)[0].tolist() == [
+        [[pytest.approx([0.3] * 2, abs=1e-12)]]
+    ]
     calls.clear()
     images, least = lbfgs(lambda x: (calls.append(x.detach()), (x * 0).sum())[1], start, 300)
     assert torch.equal(images, start)
@@ -384,6 +439,11 @@ def test_without_a_bias_the_label_is_inferred_from_the_weight() -> None:
         assert sent.read_labels(1, pictures(1)).tolist() == [label]
     with pytest.raises(ValueError, match=r"labels must be given: .* last parameter is \[3, 64\] for 3 classes"):
         Gradient.of(last, pictures(2), torch.tensor([0, 1])).read_labels(2, pictures(1))
+    last = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.PReLU())
+    last.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    sent = Gradient.of(last, pictures(1), torch.tensor([1]))
+    assert sent.observed[0].tolist() == [0, 0]
+    refused(lambda: sent.read_labels(1, pictures(1)), ValueError, r"last parameter is \[1\] for 3 classes")
 
 
 def test_class_is_absent_if_no_embedding_has_a_mean() -> None:
@@ -404,7 +464,13 @@ SENT = Gradient.of(NET, pictures(1), torch.tensor([0]))
 ONES = [torch.ones_like(p) for p in NET.parameters()]
 ROWS = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
 Y, ZERO = torch.tensor([0]), torch.zeros(1, *SHAPE)
+PAIR = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.AdaptiveMaxPool2d(1, return_indices=True))
+HIGH = nn.Sequential(nn.Flatten(0, 2), nn.Linear(8, 2))
 EMBED: Any = (lambda x: x.flatten(1)[:, :2], nn.Flatten())
+
+
+def inverted(sent: Any, net: nn.Module = NET, shape: tuple[int, ...] = SHAPE, **options: Any) -> Reconstruction:
+    return invert_message(Gradient(net, sent), shape, **options)
 
 
 def replayed(replay: Any, labels: Tensor | None = Y, count: int = 4) -> object:
@@ -425,11 +491,37 @@ def cleared(x: Tensor, y: Tensor) -> Any:
 
 
 BAD: list[tuple[Any, str]] = [
+    (lambda: inverted(ONES[:-1]), "gradients must be 4 tensors"),
+    (lambda: inverted([ONES[0].mT[0], *ONES[1:]]), r"got \[1, 3, 3\], not \[8, 1, 3, 3\]"),
+    (lambda: inverted([ONES[0][:3], *ONES[1:]]), r"got \[3, 1, 3, 3\], not \[8, 1, 3, 3\]"),
+    (lambda: inverted([0 * g for g in ONES]), "gradients must not be empty or all 0"),
+    (lambda: inverted([*ONES[:3], ONES[3] / 0]), r"gradients\[3\] must be finite"),
+    (lambda: inverted(ONES, shape=(3, 8, 8)), r"network must take images of shape \[1, 3, 8, 8\]: "),
+    (lambda: inverted([ONES[0][:2, :, :1, :1]], PAIR[0]), r"network must give logits \[N, K\], got \[1, 2, 8, 8\]"),
+    (lambda: inverted([ONES[0][:2, :, :1, :1]], PAIR), r"network must give logits \[N, K\], got tuple"),
+    (lambda: inverted([torch.ones(2, 8), torch.ones(2)], HIGH), r"network must give logits \[N, K\], got \[8, 2\]"),
+    (lambda: inverted(ONES[:0], nn.Flatten()), "gradients must not be empty"),
+    (lambda: inverted(ONES[:2], nn.Linear(1, 1, device="meta")), "on the device 'meta'; build it on"),
+    (lambda: inverted(ONES, lr=0.0), "lr must be greater than 0"),
+    (lambda: inverted(ONES, method="dlg", lr=0.1), "only .*, got 0.1 for 'dlg'"),
+    (lambda: inverted(ONES, labels=Y + 5), "labels must be below num_classes=5"),
+    (lambda: inverted(ONES, labels=F.one_hot(Y.repeat(2), 5)), r"class indices, int \[1\], got rows \[2, 5\]"),
+    (lambda: inverted(ONES, scale=0), "scale must not be 0"),
+    (lambda: inverted(list(NET.parameters())), "gradients must be a gradient .*: subtract the weights"),
+    *(
+        (
+            lambda c=c: inverted(ONES, shape=(c, 8, 8), normalization=Normalization([0.1] * (c + 2), [1] * (c + 2))),  # type: ignore[misc]
+            rf"normalization must have one value per channel of \({c}, 8, 8\), got {c + 2}",
+        )
+        for c in (1, 3)
+    ),
     (lambda: invert_message(SENT, SHAPE, group=0.1), "group needs .* at least 2 restarts, got 'geiping' and 1"),
     (lambda: invert_message(SENT, SHAPE, method="dlg", restarts=2, group=0.1), "group needs .* got 'dlg' and 2"),
     (lambda: weighed((1.0, torch.mean), (1.0, lambda x: x.data.zero_().sum())), r"priors\[1\] must not change its"),
     (lambda: weighed(torch.mean), "priors must be a list of pairs"),
     (lambda: weighed((-1.0, torch.mean)), "priors must be .*at least 0"),
+    (lambda: weighed((1.0, torch.mean), (1.0, torch.mean, 3)), "priors must be 2 pairs"),
+    (lambda: weighed((1.0, 3)), "give a function of images to a scalar, got int"),
     (lambda: weighed((1.0, torch.mean), (1.0, lambda x: x.sum() / 0)), r"priors\[1\] .*inf"),
     (lambda: weighed((1.0, lambda x: x.flatten())), r"one finite number .*got \[64\], \[[^,]*\]$"),
     (lambda: weighed((1.0, lambda x: 3.0)), "one finite number as a tensor, got float"),
@@ -446,14 +538,18 @@ BAD: list[tuple[Any, str]] = [
     (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not be empty or all 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, batch=0), "batch must be at least 1"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=0), "epochs must be at least 1"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0), "lr must be greater than 0"),
+    (lambda: FedAvgUpdate(NET, ONES[1:], lr=0.1), "update must be 4 tensors"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, momentum=1.0), "momentum must be less than 1"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, momentum=-0.1), "momentum must be at least 0"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[Y, Y - 1]), "order must be at least 0, got -1"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, weight_decay=-0.1), "weight_decay must be at least 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[]), "order must hold at least one batch, got none"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, batch=1, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (lambda: of_two(*[Y] * 3), r"have 1 batch\(es\), as epochs=1 and batch=None make of 2 images, got 3: give epochs"),
     (lambda: of_two(Y, epochs=2), "order must have 2 batch"),
-    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[Y, Y + 2]).replay(ZERO, Y), "into the 1 images, got the index 2"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[Y + 1, Y]).replay(ZERO, Y), "into the 1 images, got the index 1"),
     (lambda: invert_message(ClassMeans(EMBED, [ROWS, ROWS[:, [0, 1, 1]]]), SHAPE), r"give \[N, 3\], .*, got \[1, 64\]"),
     (lambda: ClassMeans([torch.flatten, lambda: 0], [ROWS, ROWS]), "embeddings is called as"),
     (lambda: ClassMeans([torch.flatten], [ROWS, ROWS]), "means must be 1 tensors"),
@@ -461,15 +557,28 @@ BAD: list[tuple[Any, str]] = [
     (lambda: ClassMeans([torch.flatten], [ROWS[:, :0]]), r"means must be .* got \[2, 0\]"),
     (lambda: invert_message(ClassMeans([nn.Linear(3, 2)], [ROWS]), SHAPE), r"embeddings must take images .*8, 8\]"),
     (lambda: ClassMeans([], []), r"means must hold at least one tensor \[K, F\], got none"),
+    (lambda: ClassMeans([torch.flatten], [ROWS[:, None]]), r"means must be \[K, F\] .* got \[2, 1, 2\]"),
+    (lambda: ClassMeans.of([torch.flatten], ROWS, Y, 2), r"images must have 4 dimensions"),
+    (lambda: ClassMeans.of([torch.flatten], ZERO, Y + 2, 2), "labels must be below num_classes=2, got 2"),
+    (lambda: ClassMeans([lambda x: 0], [ROWS]).count_classes(ZERO), r"must give \[N, 2\], .* means, got int"),
+    (lambda: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([1, -1])), "counts must be at least 0, got -1"),
+    (
+        lambda: ClassMeans([torch.flatten], [ROWS], counts=Y + 1),
+        "counts must be one per class, 2, and 0 exactly for those whose",
+    ),
     (lambda: ClassMeans([torch.flatten], [ROWS[0]]), r"means must be \[K, F\] of the same classes, got \[2\]"),
     (lambda: ClassMeans([torch.flatten] * 2, [ROWS, ROWS[:1]]), r"means must be \[K, F\] of the same .*got \[1, 2\]"),
     (lambda: ClassMeans([torch.flatten], [0 * ROWS]), "means must have a row for at least one class"),
     (lambda: ClassMeans([torch.flatten] * 2, [ROWS, ROWS / 0]), "means must .* finite rows"),
     *(
-        (lambda n=n: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([n, n])), "counts must be 0 exactly for")  # type: ignore[misc]
+        (
+            lambda n=n: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([n, n])),
+            "one per class, 2, and 0 exactly for",
+        )  # type: ignore[misc]
         for n in (0, 1)
     ),
-    (lambda: ClassMeans([torch.flatten], [ROWS + 1]).read_labels(1, ROWS), "given: .* 1 images differ from 2, one per"),
+    (lambda: ClassMeans([torch.flatten], [torch.eye(3)[:2]]).read_labels(1, ROWS), "1 images differ from 2, one per"),
+    (lambda: ClassMeans([torch.flatten], [ROWS]).read_labels(3, ROWS), "3 images differ from 1, one per class with a"),
     (lambda: batch_norm_prior(NET), "network must have a BatchNorm layer"),
     (lambda: batch_norm_prior(nn.BatchNorm2d(1).eval(), first_multiplier=-1.0), "first_multiplier"),
 ]
@@ -477,16 +586,44 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
 def test_invalid_arguments_are_named(call: Any, said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
-        call()
+    refused(call, (TypeError, ValueError), said)
+
+
+def test_weights_and_modes_are_named() -> None:
+    for inputs, cosine in ((49, 0.99), (50, 0.89), (50, 0.91), (50, -0.91)):  # fewer than 100 weights may by chance
+        layer = nn.Linear(inputs, 2, bias=False)
+        aside = layer.weight.flip(0) * torch.tensor([[1.0], [-1.0]])  # orthogonal, of the same norm
+        with (
+            pytest.raises(ValueError, match="in the direction of") if (inputs, cosine) == (50, 0.91) else nullcontext()
+        ):
+            Gradient(layer, [cosine * layer.weight + (1 - cosine**2) ** 0.5 * aside])
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            labels = Y + 3
+            refused(lambda: invert_message(SENT, SHAPE, steps=1), ValueError, "leave torch.no_grad")
+    assert invert_message(SENT, SHAPE, labels=labels, steps=1).labels.tolist() == [3]
+    net = network(norm="batch").eval()
+    sent = Gradient.of(net, pictures(1), Y).observed
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Gradient(net, sent)
+    with pytest.warns(UserWarning, match="training mode and has BatchNorm2d and Dropout, so"):
+        Gradient(nn.Sequential(net, nn.Dropout(0.5)).train(), sent)
+    part = nn.Sequential(net.eval(), nn.Dropout1d(0.5).train())
+    for made in (Gradient, partial(FedAvgUpdate, lr=0.1)):
+        part.training = False  # the mode of each layer counts
+        with pytest.warns(UserWarning, match="training mode and has Dropout1d, so") as seen:
+            made(part, sent)  # type: ignore[operator]
+        assert [one.filename for one in seen] == [__file__]
 
 
 @pytest.mark.parametrize(
-    "search", [lambda f, x: signed_adam([f], [x], 12, 0.3, IDENTITY)[0], lambda f, x: lbfgs(f, x, 2)]
+    ("search", "asked"),
+    [(lambda f, x: signed_adam([f], [x], 12, 0.3, IDENTITY)[0], 13), (lambda f, x: lbfgs(f, x, 2), 40)],
 )
-def test_best_of_all_iterates_is_returned(search: Any) -> None:
-    """The loss is bumpy, so that the last iterate is rarely the best one."""
-    last_was_best = 0
+def test_best_of_all_iterates_is_returned(search: Any, asked: int) -> None:
+    """The loss is bumpy, so that the last iterate is rarely the best one; L-BFGS asks 20 times in a step."""
+    last_was_best, counts = 0, set()
     for seed in range(8):
         tried: list[tuple[float, Tensor]] = []
 
@@ -500,4 +637,6 @@ def test_best_of_all_iterates_is_returned(search: Any) -> None:
         assert least == best[0]
         assert torch.equal(images, best[1])
         last_was_best += tried[-1][0] == best[0]
+        counts.add(len(tried))
     assert last_was_best < 8
+    assert max(counts) == asked
