@@ -157,8 +157,7 @@ def leaks(
     shares = (known.copied, known.levels >= _CLOSE_DB, chance.levels >= _CLOSE_DB)
     copies, close, by_chance = (float(one.double().mean()) for one in shares)
     said = small.info.get("publishes") or ""
-    several = isinstance(said, list | tuple)
-    publishes = said if isinstance(said, str) else ", ".join(map(str, said)) if several else "data"
+    publishes = said if isinstance(said, str) else ", ".join(map(str, said)) if isinstance(said, list) else "data"
     return Leaks(len(small), publishes, copies, close, by_chance, point, area, altered)
 
 

@@ -125,6 +125,7 @@ def test_every_number_is_in_its_place() -> None:
     made = Leaks(200, "", 0.125, 0.5, 0.25, point(70, 3), 0.9, point(60, 5))
     rates = [str(rate) for one in (made.nearest, made.altered) for rate in (one.tpr, one.fpr)]
     assert [cells[1] for cells in made.table().cells] == ["it leaks", "12.5 %", "50.0 %", "25.0 %", *rates]
+    assert [k for k, (name, _) in enumerate(made.table().cells) if "held-out" in name] == [3, 5, 7]
     assert str(made).splitlines()[1] == "images that copy a training record             12.5 %"
     record = made.record()
     assert [record[name] for name in ("images", "copies", "within_25_db", "within_25_db_of_held_out")] == [
@@ -252,14 +253,7 @@ def test_other_pictures_are_no_altered_copies(shape: tuple[int, int, int]) -> No
 
 
 def test_what_a_set_says_is_reported() -> None:
-    for said, text in (
-        ("real images", "real images"),
-        (["a", 1], "a, 1"),
-        (("a",), "a"),
-        (True, "data"),
-        (None, ""),
-        ([], ""),
-    ):
+    for said, text in (("real images", "real images"), (("a", 1), "a, 1"), (True, "data"), (None, ""), ([], "")):
         found = leaks(drawn(7, 20).replace(info={"publishes": said}), TRAIN, ASIDE)
         assert found.found is bool(text)
         assert found.record()["publishes"] == found.publishes == text

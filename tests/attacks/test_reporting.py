@@ -28,7 +28,7 @@ from distillkit.data import Split, load, partition
 from distillkit.networks import ConvNet
 from distillkit.rng import derive
 from distillkit.study import Study, Task
-from fl import ClientDP, FedAvg, FedDM, Filtered, RunFolder, simulate
+from fl import FedAvg, FedDM, RunFolder, simulate
 from fl.study import Federated
 from tests.refused import refused
 
@@ -43,17 +43,13 @@ def convnet(outputs: int) -> ConvNet:
     return ConvNet((1, 16, 16), outputs, width=4, depth=2)
 
 
-def feddm(init: Any) -> FedDM:
-    return FedDM(factory=convnet, ipc=4, batch_real=16, steps=2, init=init, server_epochs=1, server_batch=32, rho=20.0)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
-    average = FedAvg(factory=convnet, batch=16, epochs=1, lr=0.1)
-    methods: dict[str, Any] = {"real": feddm("real"), "noise": feddm("noise"), "average": average}
-    uniform = FedAvg(factory=convnet, batch=16, epochs=1, lr=0.1, weights="uniform")
-    methods["private"] = Filtered(uniform, ClientDP(sigma=2.0, rate=1.0, clip=0.5))
+    real = FedDM(
+        factory=convnet, ipc=4, batch_real=16, steps=2, init="real", server_epochs=1, server_batch=32, rho=20.0
+    )
+    methods = {"real": real, "average": FedAvg(factory=convnet, batch=16, epochs=1, lr=0.1)}
     for name, method in methods.items():
         simulate(method, PARTS, rounds=2, seed=0, out=RunFolder(out / name, transcript=True), progress=False)
     return out
@@ -163,30 +159,22 @@ def test_shadows_are_run_and_evaluated(runs: Path, tmp_path: Path, monkeypatch: 
 
 PIXELS = {"members": TRAIN.pixels(), "non_members": TEST.pixels()}
 FEW = {**GIVEN, "max_records": 25}
+ODD = [{"members": torch.rand(9, *shape)} for shape in ((1, 8, 16), (1, 16, 8), (3, 16, 16))]
+STARTED = ValueError, "started_from must hold at least one index of a member, 0 to 119"
 REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    *(
-        ({"members": torch.rand(9, *shape)}, IncompatibleImages, r"members .* \[1, 16, 16\], got .*: load")
-        for shape in ((1, 8, 16), (1, 16, 8), (3, 16, 16))
-    ),
+    *((given, IncompatibleImages, r"members .* \[1, 16, 16\], got .*: load them as") for given in ODD),
     ({**GIVEN, "non_members": TEST.images}, IncompatibleImages, r"non_members must be pixels in \[0, 1\]"),
     ({**GIVEN, "non_members": TEST[:5]}, ValueError, "non_members must be at least 20, got 5"),
-    *(
-        ({**GIVEN, name: pixels, "network": convnet(10)}, ValueError, "LabeledImages if a network is given")
-        for name, pixels in PIXELS.items()
-    ),
+    *(({**GIVEN, k: v, "network": convnet(10)}, ValueError, "LabeledImages if a network") for k, v in PIXELS.items()),
+    ({"members": [3]}, TypeError, "members must be"),
     ({"network": convnet}, TypeError, "network must be of torch.nn.Module"),
     ({"pipeline": print}, TypeError, "pipeline must be"),
-    *(
-        ({**FEW, "started_from": torch.tensor(odd).long()}, ValueError, "at least one index of a member, 0 to 119")
-        for odd in ([3, 120], [-1, 3], [], [[1]])
-    ),
+    *(({**FEW, "started_from": torch.tensor(odd).long()}, *STARTED) for odd in ([3, 120], [-1, 3], [], [[1]])),
     ({**FEW, "started_from": torch.tensor([0.5])}, TypeError, "started_from must be an int .* got torch.float32"),
     ({**FEW, "started_from": torch.ones(120).bool()}, TypeError, "started_from must be an int .* got torch.bool"),
     ({**FEW, "started_from": [3]}, TypeError, r"started_from must be an int .* got \[3\]"),
-    *(
-        ({**given, "started_from": torch.arange(3)}, ValueError, r"started_from needs members= and non_members=")
-        for given in ({}, {"members": TRAIN}, {"non_members": TEST})
-    ),
+    *(({k: GIVEN[k], "started_from": torch.arange(3)}, ValueError, "needs members= and non_members=") for k in GIVEN),
+    ({"started_from": torch.arange(3)}, ValueError, "started_from needs members= and non_members="),
     ({"shadows": 7}, ValueError, "shadows must be at least 8"),
     ({"shadows": 9}, ValueError, "shadows must be even because they come in pairs of complements, got 9"),
     ({"workers": 0, "shadows": 10}, ValueError, "workers must be at least 1"),
@@ -201,6 +189,7 @@ def test_refusals(runs: Path, tmp_path: Path) -> None:
     refused(lambda: report(tmp_path), NoRun, r"no config.json\): give the out= folder")
     for odd in (None, 3):
         refused(lambda odd=odd: report(odd), TypeError, "folder must be a path")
+    refused(lambda: report(runs / "real" / "config.json"), NotADirectoryError, "folder must be a folder, but")
     for given, error, said in REFUSALS:
         refused(lambda given=given: report(runs / "real", **{"out": tmp_path, **given}), error, said)
     assert not list(tmp_path.iterdir())
@@ -229,11 +218,9 @@ def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
     first = (runs / "real" / "history.jsonl").read_bytes().splitlines()[0]
     words = r"history\.jsonl holds 1 rounds, but the checkpoint is of round 2:"
     refused(lambda: report(broken("short", "history.jsonl", first)), DamagedRun, words)
-    for where in ("config.json", "history.jsonl"):
+    for where, data in product(("config.json", "history.jsonl"), (b'{"a": ', b"\xff\xfe")):
         with pytest.raises(DamagedRun, match=f"{where} is damaged"):
-            report(broken(where, where, b'{"a": '))
-        with pytest.raises(DamagedRun, match=f"{where} is damaged"):
-            report(broken(f"bytes-{where}", where, b"\xff\xfe"))
+            report(broken(f"{where}{len(data)}", where, data))
     refused(lambda: report(broken("list", "history.jsonl", b"{}\n[]")), DamagedRun, r"history.jsonl holds list")
     for number, (text, form) in enumerate(((b'{"format": "a/9"}', "'a/9'"), (b"{}", "None"))):
         with pytest.raises(DamagedRun, match=f"has the format {form}, but this version supports 'distillkit.run/2'"):
@@ -250,9 +237,8 @@ def test_verdict_is_one_sentence_about_the_worst_finding() -> None:
     clear = ["images", "shadows", "inversion", "model", "classes", "claim"]
     for found, negatives in product((leaks, ["classes", "images"], []), (clear, ["model", "shadows"], [])):
         sections = [Section("a", leaks=[(kind, f"{kind} at 5 %") for kind in sorted(found)], missing=["b", "a"])]
-        sections += [
-            Section("b", negatives=[(kind, f"{kind} at most 3 %") for kind in sorted(negatives)], missing=["c"])
-        ]
+        none = [(kind, f"{kind} at most 3 %") for kind in sorted(negatives)]
+        sections.append(Section("b", negatives=none, missing=["c"]))
         made = Findings(sections, False)
         assert made.leaks == tuple(f"{kind} at 5 %" for kind in leaks if kind in found)
         assert made.not_found == tuple(f"{kind} at most 3 %" for kind in clear if kind in negatives)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -93,11 +94,10 @@ def test_the_attack_with_the_clearest_intervals_is_judged() -> None:
     assert (found.leaks, found.negatives) == ([("images", words)], [])
     unclear = point(70, 1000, 50, 1000)
     assert unclear.fpr.value < unclear.tpr.low < unclear.fpr.high
-    judge(none, "model", {"unclear": unclear, "few": point(2, 3, 1, 3)}, "this attack identifies")
+    judge(none, "model", {"unclear": unclear, "few": point(2, 3, 1, 3)}, "this attack identifies", " (end)")
     most = format_percent(point(2, 3, 1, 3).tpr.high)
-    words = (
-        f"this attack identifies at most {most} of the records as members, not significantly more than of non-members"
-    )
+    more = "of the records as members, not significantly more than of non-members (end)"
+    words = f"this attack identifies at most {most} {more}"
     assert (none.leaks, none.negatives) == ([], [("model", words)])
 
 
@@ -172,6 +172,17 @@ def test_flat_images_are_copies_within_a_level_of_eight_bits() -> None:
     assert found.copied.tolist() == [True, True, False, False]
     for level, gap in ((found.level, shifts), (found.record_level, nearest)):
         assert level.tolist() == pytest.approx((-20 * gap.abs().log10()).tolist(), abs=1e-3)
+
+
+def test_halved_records_and_tiles_of_odd_sides_are_copies() -> None:
+    noise, coarse = (torch.rand(8, 2, *sides, generator=derive(0)) for sides in ((25, 27), (9, 10)))
+    real = 0.2 * noise + 0.8 * F.interpolate(coarse, size=(25, 27), mode="bilinear")
+    half = F.adaptive_avg_pool2d(real, (12, 13))
+    tiles = torch.cat([torch.cat([*half[k : k + 2]], 2) for k in (0, 2)], 1)
+    sent = torch.cat([F.interpolate(half, size=(25, 27), mode="bilinear"), F.pad(tiles, (0, 1, 0, 1))[None]])
+    assert find_copies(sent, real).copied.all()
+    many = real[:1] + 0.05 * noise  # more than the candidates of an image
+    assert (find_copies(1 - real[:1], many).record_level > 25).all()
 
 
 @pytest.mark.parametrize("outside", [False, True])

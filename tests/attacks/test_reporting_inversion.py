@@ -31,6 +31,7 @@ from attacks.reporting.inversion import (
     inversion_section,
     message_pair,
     record_counts,
+    replay_obstacle,
 )
 from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
@@ -81,13 +82,10 @@ def test_records_of_an_update_are_reconstructed(run: Path, tmp_path: Path) -> No
     assert "labels inferred from the message" in text
 
 
-def told(run: Path, invert: Inversion, outside: LabeledImages | None = TEST, inside: LabeledImages = TRAIN) -> Section:
-    members, others = (
-        None if one is None else Records(one.pixels(), torch.arange(len(one)), one) for one in (inside, outside)
-    )
-    assert members is not None
-    observed = ObservedData([], [], [], {})
-    return inversion_section(Evidence(open_run(run), observed, members, others, FACTORY(10)), invert, members)
+def told(run: Path, invert: Inversion, outside: LabeledImages | None) -> Section:
+    members, others = (Records(one.pixels(), torch.arange(len(one)), one) for one in (TRAIN, outside or TRAIN))
+    seen = Evidence(open_run(run), ObservedData([], [], [], {}), members, others if outside else None, FACTORY(10))
+    return inversion_section(seen, invert, members)
 
 
 @pytest.mark.parametrize("labels", ["known", "read with other images", "read with noise"])
@@ -156,9 +154,8 @@ def test_records_are_counted_for_the_asked_round(run: Path, tmp_path: Path) -> N
     for number, client, samples in ((2, 0, 40), (2, 1, 5), (2, 2, 5), (4, 1, 9), (4, 3, 0)):
         model = {"0.weight": torch.full((1,), 10.0 * number + client)}
         store.record(number, client, "down", Message.unchecked({"FedAvg.model": model}))
-        store.record(
-            number, client, "up", Message.unchecked({"FedAvg.update": model, "FedAvg.samples": float(samples)})
-        )
+        sent = {"FedAvg.update": model, "FedAvg.samples": float(samples)}
+        store.record(number, client, "up", Message.unchecked(sent))
     store.record(3, 5, "down", Message.unchecked({"FedAvg.model": model}))  # and no reply
     folder = open_run(store.out)
     assert record_counts(folder, Inversion()) == {0: 40, 1: 9, 2: 5}
@@ -228,9 +225,9 @@ def test_messages_that_cannot_be_replayed_are_noted(run: Path, tmp_path: Path) -
     odd |= {"adam": ({"optimizer": "adam", "augment": ["a"]}, "augment, optimizer"), "kept": (KEPT, "optimizer")}
     for name, (settings, said) in odd.items():
         [line, *_] = report(altered(run, tmp_path / name, **settings), **GIVEN).missing
-        assert (
-            f"shows: the run's {said} cannot be replayed from the folder; give invert=Inversion(build_message" in line
-        )
+        why = f"the run's {said} cannot be replayed from the folder"
+        assert f"shows: {why}; give invert=Inversion(build_message=...)" in line
+    assert "does not record how its messages are replayed" in replay_obstacle(SimpleNamespace(plain_fedavg=None))  # type: ignore[arg-type]
     [line, *_] = report(altered(run, tmp_path / "even", weights="uniform"), **GIVEN).missing
     assert "shows: the messages do not state their number of records; give invert=Inversion(owners=...)" in line
     last = ["network=, members= and non_members=", "pipeline=; without them a model may look safer than it is"]
