@@ -76,7 +76,8 @@ class Inversion:
 
     def __post_init__(self) -> None:
         check_options(self)
-        for own in check.sequence(self.owners or (), "owners", "index tensors, one per client"):
+        given = () if self.owners is None else self.owners
+        for own in check.sequence(given, "owners", "index tensors, one per client"):
             if not isinstance(own, Tensor) or own.ndim != 1 or own.is_floating_point() or own.dtype == torch.bool:
                 raise TypeError(f"owners must be int tensors of indices of members, one per client, got {own!r:.60}")
         if self.build_message is not None:
@@ -178,14 +179,15 @@ def record_counts(run: RecordedRun, invert: Inversion) -> dict[int, int]:
     """Return the number of records from which each client computed its message, by client index; empty if unknown.
 
     Args:
-        run: the recorded run. Without `owners`, the numbers are the weights that its clients sent for averaging.
+        run: the recorded run. Without `owners`, the numbers are the weights that its clients sent for averaging, in the
+            round `invert.round`, or in their first replies.
         invert: options of the inversion, such as `owners`.
     """
     replies = [(m.round, m.client, _weight(m)) for m in run.messages() if m.exchange == "local" and m.direction == "up"]
     rounds = sorted({number for number, _, _ in replies})
     if invert.round is not None and invert.round not in rounds:
         raise ValueError(f"round must be one in which a client answered, {rounds}, got {invert.round}")
-    counts = {client: weight for number, client, weight in replies if invert.round in (None, number)}
+    counts = {client: weight for number, client, weight in reversed(replies) if invert.round in (None, number)}
     if invert.owners is not None:
         return {c: len(own) for c, own in enumerate(invert.owners) if c in counts and len(own)}
     weighted = (run.plain_fedavg or {}).get("weights") == "samples"

@@ -158,7 +158,7 @@ def test_records_are_counted_for_the_asked_round(run: Path, tmp_path: Path) -> N
         store.record(number, client, "up", Message.unchecked(sent))
     store.record(3, 5, "down", Message.unchecked({"FedAvg.model": model}))  # and no reply
     folder = open_run(store.out)
-    assert record_counts(folder, Inversion()) == {0: 40, 1: 9, 2: 5}
+    assert record_counts(folder, Inversion()) == {0: 57, 1: 3, 2: 5}  # of the first replies, as the message
     assert record_counts(folder, Inversion(round=2)) == {0: 40, 1: 5, 2: 5}
     with pytest.raises(ValueError, match=r"round must be one in which a client answered, \[1, 2, 4\], got 3"):
         record_counts(folder, Inversion(round=3))
@@ -453,6 +453,7 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
         refused(lambda given=given: report(run, **given, out=tmp_path), (TypeError, ValueError), said)
     for more in ({}, {"build_message": build, "client": 0}):
         refused(lambda more=more: Inversion(known_labels=True, **more), ValueError, "known_labels .* give owners too")
+    assert len(Inversion(owners=torch.arange(6).view(2, 3)).owners) == 2  # type: ignore[arg-type]
     for odd in (torch.rand(3), torch.ones(3, dtype=torch.bool), torch.ones(1, 3, dtype=torch.long), [1]):
         for owners in ([odd, OWNERS[1]], [OWNERS[0], odd]):
             refused(lambda owners=owners: Inversion(owners=owners), TypeError, "owners must be int tensors")
