@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from torch import nn
 
 from distillkit.augment import DSA
@@ -23,13 +22,11 @@ from distillkit.sets._class_index import with_class_labels
 from distillkit.training import Protocol
 from tests.refused import refused
 
-FRACTION = st.floats(0, 1)
-ANCHORS = {"real_hard": 0.848, "data_hard": 0.489, "data_own": 0.489, "random_own": 0.260}
-
 
 def test_golden_values() -> None:
     """DM on CIFAR-10 with ten images per class; and the ends of the range."""
-    assert label_robust_score(**ANCHORS) == pytest.approx(0.24216620323586893, abs=1e-15)
+    anchors = {"real_hard": 0.848, "data_hard": 0.489, "data_own": 0.489, "random_own": 0.260}
+    assert label_robust_score(**anchors) == pytest.approx(0.24216620323586893, abs=1e-15)
     assert label_robust_score(real_hard=1, data_hard=0, data_own=0, random_own=1) == pytest.approx(0, abs=1e-15)
     assert label_robust_score(real_hard=0, data_hard=1, data_own=1, random_own=0) == pytest.approx(1)
     assert augmentation_robust_score(
@@ -152,30 +149,27 @@ def test_held_out_images_are_a_share_of_each_class_and_no_training_image(share: 
     assert torch.equal(first.images, real.images[torch.cat([own[n:] for own, n in zip(orders, counts)])])
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"protocol": replace(PROTOCOL, augment=None)}, "protocol must have an augmentation"),
-        ({"whole": "dm"}, "must be a Protocol"),
-        ({"protocol": "dm"}, "^protocol must be a Protocol"),
-        ({"search": 3}, "^search must be a list of mappings"),
-        ({"real": 3}, "^real must be"),
-        ({"search": []}, "search must hold at least one mapping"),
-        ({"search": [{}, 3]}, r"^search\[1\] must map"),
-        ({"search": [{"learning_rate": 1}]}, "^search"),
-        ({"search": [{"relabel": None}]}, "^search"),
-        ({"search": [{}, {"augment": None}]}, "^search"),
-        ({"search": [{"lr": 0.1}, {"lr": -1.0}]}, "^lr must be"),
-        ({"search": [{"lr": 0.1}, {3: 1}]}, "^search"),
-        ({"validation": 1.0}, "validation must be less than 1"),
-        ({"validation": 0.0}, "validation must be greater than 0"),
-        ({"weight": 2}, "^weight must be a fraction"),
-        ({"augmented_weight": -0.1}, "^augmented_weight must be a fraction"),
-        ({"real": REAL[[0, 2, 4, 1]]}, "at least 2 images of each class to hold some out, got 1 of class 1$"),
-        ({"real": REAL[:20]}, "all of its images are in data"),
-        ({"real": REAL[30:40]}, r"real must be the real training images, at least as many as data has \(20\)"),
-    ],
-)
+@pytest.mark.parametrize(("options", "text"), [
+    ({"protocol": replace(PROTOCOL, augment=None)}, "protocol must have an augmentation"),
+    ({"whole": "dm"}, "must be a Protocol"),
+    ({"protocol": "dm"}, "^protocol must be a Protocol"),
+    ({"search": 3}, "^search must be a list of mappings"),
+    ({"real": 3}, "^real must be"),
+    ({"search": []}, "search must hold at least one mapping"),
+    ({"search": [{}, 3]}, r"^search\[1\] must map"),
+    ({"search": [{"learning_rate": 1}]}, "^search"),
+    ({"search": [{"relabel": None}]}, "^search"),
+    ({"search": [{}, {"augment": None}]}, "^search"),
+    ({"search": [{"lr": 0.1}, {"lr": -1.0}]}, "^lr must be"),
+    ({"search": [{"lr": 0.1}, {3: 1}]}, "^search"),
+    ({"validation": 1.0}, "validation must be less than 1"),
+    ({"validation": 0.0}, "validation must be greater than 0"),
+    ({"weight": 2}, "^weight must be a fraction"),
+    ({"augmented_weight": -0.1}, "^augmented_weight must be a fraction"),
+    ({"real": REAL[[0, 2, 4, 1]]}, "at least 2 images of each class to hold some out, got 1 of class 1$"),
+    ({"real": REAL[:20]}, "all of its images are in data"),
+    ({"real": REAL[30:40]}, r"real must be the real training images, at least as many as data has \(20\)"),
+])  # fmt: skip
 def test_wrong_arguments_are_named_before_the_first_training(
     options: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

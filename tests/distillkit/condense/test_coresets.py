@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
-from distillkit.condense.coresets import herding, k_center, random_subset
-from distillkit.networks import build
+from distillkit.condense import distribution_matching, gradient_matching, herding, k_center, random_subset, stitch
+from distillkit.networks import RandomNetworks, build
 from distillkit.rng import derive
 from distillkit.sets import TiledImages, Tiles
 from tests.refused import refused
@@ -132,8 +133,7 @@ def test_set_keeps_its_metadata_and_columns(choose: Chooser) -> None:
         images, labels, normalization=Normalization((0.5,), (0.2,)), columns={"row": torch.arange(8)}, info={"of": "x"}
     )
     chosen = choose(real, ipc=2, classes=[1], generator=7)
-    assert chosen.normalization == real.normalization
-    assert chosen.num_classes == 2
+    assert (chosen.normalization, chosen.num_classes) == (real.normalization, 2)
     assert chosen.labels.tolist() == [1, 1]
     assert torch.equal(chosen.images, images[chosen.columns["row"]])
     assert chosen.info["absent"] == []
@@ -147,6 +147,22 @@ def test_set_keeps_its_metadata_and_columns(choose: Chooser) -> None:
         told = choose(private, ipc=2, network=network).info
         used = reason if choose is not random_subset else None
         assert (told["epsilon"], used is None or used in told["reason"]) == (None if used else 1.0, True)
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
+
+
+DRAWN = RandomNetworks(linear)
+
+
+@pytest.mark.parametrize("condense", [
+    *ALL, partial(stitch, observer=build(linear, 0)), partial(gradient_matching, networks=DRAWN, iterations=0),
+    partial(distribution_matching, networks=DRAWN, steps=0),
+])  # fmt: skip
+def test_tensors_have_the_given_normalization_and_number_of_classes(condense: Chooser) -> None:
+    made = condense(*data([4, 4]), ipc=1, num_classes=3, normalization=Normalization((0.5,), (0.2,)), progress=False)
+    assert (made.normalization, made.num_classes) == (Normalization((0.5,), (0.2,)), 3)
 
 
 def test_random_images_in_the_same_parametrization() -> None:

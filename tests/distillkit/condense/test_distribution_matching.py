@@ -33,7 +33,6 @@ from distillkit.sets import TiledImages, Tiles
 from tests.refused import refused
 
 SHAPE, CLASSES = (2, 8, 8), 4
-NORMALIZATION = Normalization((0.1, 0.2), (0.2, 0.4))
 
 
 def convnet(norm: str = "instance") -> nn.Module:
@@ -48,7 +47,7 @@ def data(counts: tuple[int, ...] = (9, 5, 0, 7), dtype: torch.dtype = torch.floa
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     labels = labels[torch.randperm(len(labels), generator=derive(seed, "order"))]
     images = torch.randn(len(labels), *SHAPE, generator=derive(seed), dtype=dtype) + labels.view(-1, 1, 1, 1)
-    return LabeledImages(images, labels, num_classes=len(counts), normalization=NORMALIZATION)
+    return LabeledImages(images, labels, num_classes=len(counts), normalization=Normalization((0.1, 0.2), (0.2, 0.4)))
 
 
 REAL = data(dtype=torch.float64)
@@ -506,6 +505,7 @@ def test_groups_run_in_other_threads_only_if_that_helps(
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"momentum": 1.0}, "momentum must be less than 1"),
+    ({"momentum": -0.1}, "momentum must be at least 0"),
     ({"lr": 0.0}, "lr must be greater than 0"),
     ({"classes": [7]}, r"classes must be distinct and in \[0, 4\)"),
     ({"classes": [1, 1]}, "classes must be distinct"),
@@ -568,10 +568,9 @@ def test_losses_and_images_that_are_not_finite_stop() -> None:
         run("DM", match=lambda real, synthetic: 1e6 * synthetic.sum(), steps=1, **wide)
 
 
-@pytest.mark.parametrize(
-    ("lr", "std", "steps", "far"),
-    [(1e-3, 1.0, 25, False), (1e3, 1.0, 25, True), (1.0, 1.0, 3, True), (10.0, 0.01, 25, False)],
-)
+@pytest.mark.parametrize(("lr", "std", "steps", "far"), [
+    (1e-3, 1.0, 25, False), (1e3, 1.0, 25, True), (1.0, 1.0, 3, True), (10.0, 0.01, 25, False),
+])  # fmt: skip
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_pixels_far_outside_their_range_are_named_once(
     lr: float, std: float, steps: int, sign: int, *, far: bool

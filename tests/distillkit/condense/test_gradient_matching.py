@@ -102,9 +102,8 @@ def run(name: str, real: LabeledImages = REAL, **changes: Any) -> LabeledImages:
 
 def drawn(rows: Tensor, most: int | None, *keys: int | str) -> Tensor:
     """Return at most a given number of rows, drawn with the generator of the keys if there are more."""
-    return (
-        rows if most is None or len(rows) <= most else rows[torch.randperm(len(rows), generator=derive(*keys))[:most]]
-    )
+    order = None if most is None or len(rows) <= most else torch.randperm(len(rows), generator=derive(*keys))
+    return rows if order is None else rows[order[:most]]
 
 
 def slow_dc(

@@ -9,8 +9,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.condense import class_statistics, images_from_statistics, initial_images
 from distillkit.rng import derive
 from distillkit.sets import TiledImages, Tiles
-
-NORMALIZATION = Normalization((0.2, 0.4), (0.5, 0.5))
+from tests.refused import refused
 
 
 def real(*counts: int, size: int = 4) -> LabeledImages:
@@ -19,7 +18,7 @@ def real(*counts: int, size: int = 4) -> LabeledImages:
     images = torch.randn(len(labels), 2, size, size + 2, generator=derive(2)) * (
         labels.view(-1, 1, 1, 1) + 1
     ) + labels.view(-1, 1, 1, 1)
-    return LabeledImages(images, labels, num_classes=len(counts), normalization=NORMALIZATION)
+    return LabeledImages(images, labels, num_classes=len(counts), normalization=Normalization((0.2, 0.4), (0.5, 0.5)))
 
 
 @pytest.mark.usefixtures("global_rng_untouched")
@@ -137,8 +136,7 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
     words = r"a multiple of 4 images in each class for Tiles\(factor=2\), got \[2, 6, 0, 0\]$"
     with pytest.raises(ValueError, match=words):
         initial_images(data, 1, init=whole[[0, 1, *range(8, 14)]], parametrize=Tiles(2))
-    with pytest.raises(ValueError, match="divisible by 4, got 8x6"):
-        initial_images(data, 1, init="noise", parametrize=Tiles(4))
+    refused(lambda: initial_images(data, 1, init="noise", parametrize=Tiles(4)), ValueError, "divisible by 4, got 8x6")
     border = int((made.labels == made.labels[-1]).nonzero()[0])
     swapped = made.labels.clone()
     swapped[[border - 1, border]] = swapped[[border, border - 1]]  # in the last two classes only
@@ -152,8 +150,7 @@ def test_invalid_arguments_are_named() -> None:
         initial_images(real(2, 2), 1, init="noise", classes=[2])
     with pytest.raises(ValueError, match="labels must be class indices"):
         initial_images(LabeledImages(torch.rand(2, 1, 2, 2), torch.rand(2, 3)), 1)
-    with pytest.raises(ValueError, match="init must be one of"):
-        initial_images(real(2, 2), 1, init="zeros")
+    refused(lambda: initial_images(real(2, 2), 1, init="zeros"), ValueError, "init must be one of")
     with pytest.raises(ValueError, match=r"means and stds must be \[K, C\], no std below 0, got \[2, 3\] and \[3, 2\]"):
         images_from_statistics(torch.zeros(2, 3), torch.zeros(3, 2), ipc=1, size=(2, 2))
     for means, stds, size, words in (
@@ -164,7 +161,8 @@ def test_invalid_arguments_are_named() -> None:
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             images_from_statistics(means, stds, ipc=1, size=size)
-    constant = images_from_statistics(torch.full((2, 1), 0.5), torch.zeros(2, 1), ipc=1, size=(2, 2))
-    assert constant.eq(0.5).all()
+    assert images_from_statistics(torch.full((2, 1), 0.5), torch.zeros(2, 1), ipc=1, size=(2, 2)).eq(0.5).all()
+    for function in (class_statistics, lambda real: initial_images(real, 1)):
+        refused(lambda f=function: f(3), TypeError, "^real must")
     with pytest.raises(FloatingPointError, match="stds are too large for torch.float32"):
         images_from_statistics(torch.zeros(2, 3), torch.full((2, 3), 3e38), ipc=5, size=(2, 2))

@@ -11,6 +11,7 @@ from distillkit.labels import CutMix, Mixup
 from distillkit.labels import mixing as module
 from distillkit.labels._views import ViewOptions, mixed_batches
 from distillkit.rng import derive
+from tests.refused import refused
 
 
 def images(count: int, height: int = 9, width: int = 6) -> torch.Tensor:
@@ -60,15 +61,13 @@ def test_views_of_an_epoch_cover_each_image_once_with_its_label(mix: Any, batch:
         assert not torch.equal(*orders)
 
 
-@pytest.mark.parametrize("mix", [CutMix, Mixup])
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 4.0])
-def test_kept_share_has_the_beta_law(mix: Any, alpha: float) -> None:
+def test_kept_share_has_the_beta_law(alpha: float) -> None:
     generator = derive(1)
     drawn = torch.tensor([module._draw(images(1), generator, alpha, 1.0)[0] for _ in range(3000)])
     variance = 1 / (4 * (2 * alpha + 1))
     assert abs(float(drawn.mean()) - 0.5) < 4.5 * (variance / 3000) ** 0.5
     assert float(drawn.var()) == pytest.approx(variance, rel=0.12)
-    assert mix(alpha).alpha == alpha
 
 
 def test_probability_is_the_share_of_mixed_batches() -> None:
@@ -101,5 +100,4 @@ def test_invalid_options_are_named(mix: Any) -> None:
     for options in ({"alpha": 0.0}, {"probability": 1.5}):
         with pytest.raises(ValueError, match=next(iter(options))):
             mix(**options)
-    with pytest.raises((TypeError, ValueError), match="images"):
-        mix()(torch.zeros(3, 4), 0)
+    refused(lambda: mix()(torch.zeros(3, 4), 0), (TypeError, ValueError), "images")

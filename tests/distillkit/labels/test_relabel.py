@@ -270,10 +270,8 @@ def test_teacher_is_required_and_must_fit() -> None:
     for mix, came in ((CutMix, "the class CutMix"), (0, "int")):
         for call in (lambda m=mix: Relabel(None, mix=m), lambda m=mix: Protocol(mix=m)):
             refused(call, TypeError, rf"mix must be None, CutMix\(\) or Mixup\(\), got {came}$")
-    with pytest.raises(ValueError, match="mix must be None with relabel"):
-        Protocol(mix=CutMix(), relabel=Relabel(None))
-    with pytest.raises(ValueError, match="must relabel to have a teacher"):
-        Protocol().with_teacher(trained_teacher())
+    refused(lambda: Protocol(mix=CutMix(), relabel=Relabel(None)), ValueError, "mix must be None with relabel")
+    refused(lambda: Protocol().with_teacher(trained_teacher()), ValueError, "must relabel to have a teacher")
 
 
 def no_classes(count: int, kept: int, dtype: torch.dtype = torch.uint8, fill: int = 0) -> Tensor:

@@ -79,10 +79,8 @@ def pool(count: int, classes: int = CLASSES) -> LabeledImages:
 
 
 def test_rows_are_softmax_of_the_teachers_logits_and_their_origin_is_recorded() -> None:
-    data, teacher = (
-        stripes(60).replace(columns={"age": torch.arange(60)}, info={"epsilon": 8.0, "x": 1}),
-        trained_teacher(),
-    )
+    teacher = trained_teacher()
+    data = stripes(60).replace(columns={"age": torch.arange(60)}, info={"epsilon": 8.0, "x": 1})
     with torch.no_grad():
         expected = teacher(data.images)
     for given, temperature in ((data, 4.0), (soft_labels(data, teacher), 0.5)):
@@ -155,9 +153,8 @@ def test_accuracy_of_a_teacher_that_errs_is_recorded_and_its_mode_kept(training:
 def test_teacher_is_tried_on_evenly_spaced_images(count: int, stride: int) -> None:
     teacher = Watched(count)
     assert try_teacher(teacher, pool(count), "pool") == 1
-    assert sorted({*teacher.seen} - {1}) == [
-        i for i in range(0, count, stride) if i != 1
-    ]  # 1: images of the shape check
+    wanted = [i for i in range(0, count, stride) if i != 1]  # 1: images of the shape check
+    assert sorted({*teacher.seen} - {1}) == wanted
 
 
 class Says(nn.Module):
@@ -197,10 +194,8 @@ def test_wrong_class_order_is_named_as_the_cause(said: list[str], count: int, ri
 
 def test_an_absent_class_and_few_images_are_told_and_the_set_that_was_tried() -> None:
     absent = pool(90)[(pool(90).labels != 1).nonzero().flatten()]
-    words = r"chance \(20\)\. .* another order: .* right on 60 images \(class 0 is its 1, 2 is its 0\)"
-    refused(
-        lambda: soft_labels(absent, Guess(0)), ValueError, f"^teacher is right on 0 of 60 images of small, .*{words}"
-    )
+    words = r"of small, .* chance \(20\)\. .* another order: .* right on 60 images \(class 0 is its 1, 2 is its 0\)"
+    refused(lambda: soft_labels(absent, Guess(0)), ValueError, f"^teacher is right on 0 of 60 images {words}")
     call = lambda: try_teacher(Says("0", "2", "1"), pool(90)[(pool(90).labels > 0).nonzero().flatten()], "it")  # noqa: E731
     refused(call, ValueError, r"another order: .* right on 60 images \(class 1 is its 2, 2 is its 1\)")
     words = r"chance \(16\); there are too few images to decide; pass real training images to try the observer on$"
