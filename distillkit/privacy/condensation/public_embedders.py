@@ -317,11 +317,10 @@ class PublicEmbedders:
         self._captured: _Captured = {}
         if isinstance(centers, Tensor):
             check.batch_of_images(centers, "centers")
-            self._center_images, self._centered = centers.detach().to(like.images), True
+            self._center_images, self._center_count = centers.detach().to(like.images), len(centers)
         else:
-            count = check.positive_int(centers, "centers", least=0)
-            self._center_images = public_noise(max(count, 4), like, derive(seed, "centre"))
-            self._centered = count > 0
+            self._center_count = check.positive_int(centers, "centers", least=0)
+            self._center_images = public_noise(max(self._center_count, 4), like, derive(seed, "centre"))
         if augment is not None:
             require_normalization(augment, like.normalization)
         noise = public_test_images(6, like, derive(seed, "try"))
@@ -351,9 +350,10 @@ class PublicEmbedders:
         records.refuse([("centers", self._center_images)], "the argument")
         if isinstance(network, nn.Module):
             records.refuse_state(network, f"the network {type(network).__name__}")
-        if self._centered and k not in self._centers:
+        if self._center_count and k not in self._centers:
+            shown = self._center_images[: self._center_count]
             with torch.no_grad():
-                self._centers[k] = self._embedder(network, None, k).embedding(self._center_images).mean(0)
+                self._centers[k] = self._embedder(network, None, k).embedding(shown).mean(0)
         return self._embedder(network, self._centers.get(k), k)
 
     def _embedder(self, network: Network, center: Tensor | None, k: int) -> PublicEmbedder:

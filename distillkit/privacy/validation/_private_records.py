@@ -197,7 +197,7 @@ def _reachable(root: object, *, functions: bool = True) -> Iterator[tuple[str, T
     followed.
     """
     seen: dict[int, Any] = {}
-    names = {"forward", "features", "__call__"}
+    names = {"forward", "features", "classifier", "__call__"}
     methods: list[tuple[str, Any]] = []
     stack: list[tuple[str, Any]] = [("it", root)]
     while stack:

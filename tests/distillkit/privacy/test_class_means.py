@@ -60,10 +60,10 @@ def test_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages, to
     assert torch.equal(embedders[1].center, embedders_of(other, toy_network)[1].center)
     assert not torch.allclose(embedders[0].center, embedders[1].center)
     assert embedders_of(toy_set, toy_network, centers=0)[0].center is None
-    assert embedders_of(toy_set, toy_network, centers=1)[0].center is not None
-    seeded = embedders_of(toy_set, toy_network, centers=5, seed=3)[1]
-    noise = public_noise(5, toy_set, derive(3, "centre"))
-    torch.testing.assert_close(seeded.center, seeded.network.features(noise).mean(0))
+    for count in (1, 3, 5):
+        seeded = embedders_of(toy_set, toy_network, centers=count, seed=3)[1]
+        noise = public_noise(max(count, 4), toy_set, derive(3, "centre"))[:count]
+        torch.testing.assert_close(seeded.center, seeded.network.features(noise).mean(0))
     shown = toy_set.images[:5]
     around = embedders_of(toy_set, toy_network, centers=shown)[1]
     torch.testing.assert_close(around.center, around.network.features(shown).mean(0))
@@ -141,6 +141,8 @@ def test_sums_are_exact_and_no_vector_exceeds_the_clip(clip: float | None, scale
         wanted = [v * factor if length < math.inf else 0.0 for v in image.flatten().tolist()]
         assert alone == pytest.approx(wanted, rel=1e-7, abs=2**-38 * embedders.sensitivity)
         assert all(abs(a) <= abs(w) * (1 + 1e-7) for a, w in zip(alone, wanted))  # truncated toward zero
+    together, alone = embedders[0](images), embedders[0].of_private(images)  # public and private images alike
+    torch.testing.assert_close(together.double(), alone, rtol=1e-5, atol=0, equal_nan=True)
     order = torch.randperm(12, generator=derive(2))
     one = class_sums(images, labels, embedders, num_classes=3, chunk=5)
     assert torch.equal(one, class_sums(images[order], labels[order], embedders, num_classes=3))

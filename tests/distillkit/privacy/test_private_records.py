@@ -21,6 +21,7 @@ from distillkit.privacy import (
     NotCapturable,
     Passes,
     PrivateInitialization,
+    PublicEmbedder,
     PublicEmbedders,
     TrainedNetworks,
     class_sums,
@@ -80,11 +81,21 @@ class Holding(nn.Module):
         return DATA
 
 
+class Scoring(Holding):
+    """Network whose classifier, which `forward` does not call, reads the records."""
+
+    def classifier(self, z: Tensor) -> Tensor:
+        return self.head(z) * float(ARRAY.mean())
+
+
 class Reading(Holding):
     """Network whose own method reads the records; a subclass inherits it."""
 
     def features(self, x: Tensor) -> Tensor:
         return (lambda: self.shifted(x))().flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1))
 
     def shifted(self, x: Tensor) -> Tensor:
         return x - float(ARRAY.mean())
@@ -164,6 +175,7 @@ HOLDING: dict[str, Callable[[], nn.Module]] = {
     "attribute": lambda: Holding(lambda m, x: x - m.held["a"][0].images.mean(0), held={"a": [OTHER]}),
     "labels as an array": lambda: Holding(lambda m, x: x * float(LABELS.sum())),
     "base class": lambda: Inheriting(),
+    "classifier": lambda: Scoring(),
     "pixels": lambda: Holding(lambda m, x: x - PIXELS.float().mean(0)),
     "half precision": lambda: Holding(lambda m, x: x - m.held[0].float(), held=[DATA.images[2].bfloat16()]),
     "hook": hooked,
@@ -323,6 +335,26 @@ class Counting(nn.Module):
     count = 0
 
 
+@pytest.mark.parametrize("place", ["network", "augmentation", "constant"])
+def test_code_that_was_captured_before_the_records_were_declared_is_compared(place: str) -> None:
+    """The number of records is a constant of the graph, so only the code shows where it came from."""
+    copy = DATA.images.clone()
+    reference = weakref.ref(copy)  # which leads to no object that could be followed
+    constant = lambda m, x: x - reference().mean(0)  # type: ignore[union-attr]  # noqa: E731
+    counted = lambda m, x: x * len(DATA)  # noqa: E731
+    network = Holding(*{"network": (counted,), "constant": (constant,)}.get(place, ()))
+    augment = (lambda x, generator, siamese: x * len(DATA)) if place == "augmentation" else None
+    embedder = PublicEmbedder(network, None, augment=augment)  # type: ignore[arg-type]
+    embedder.prepare(torch.zeros(1, 2, 8, 8), gradients=True)
+    for use in (
+        lambda: embedder.embed_private(DATA.images),
+        lambda: embedder.pull_back(torch.zeros(1, 2, 8, 8), batched=False)(torch.zeros(3, 128)),
+    ):
+        again = apart_from_records()(lambda use=use: (declare_records(*DATA), use()))
+        refused(again, NotCapturable, "^the network Holding (uses the records|holds a copy)")
+        use()
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_each_of_several_sets_of_one_shape_is_compared(order: tuple[int, int]) -> None:
     """Whichever was compared first: `joined` declares, for example, a client's training and test images."""
@@ -344,10 +376,15 @@ def test_each_of_several_sets_of_one_shape_is_compared(order: tuple[int, int]) -
         for shown, words in (
             (nn.Parameter(held[:1]), r"uses the records .*\(second shares"),
             (held + 0, r"a copy .* \(second\)"),
+            (nn.Parameter(held[1:2] + 0), r"a copy .* \(second\)"),
         ):
             refused(
                 lambda t=shown: records.refuse([("first", torch.zeros(1)), ("second", t)], "it"), NotCapturable, words
             )
+            for part in (shown, shown.detach()):  # as a parameter and as a buffer
+                refused(lambda p=part: records.refuse_state(Holding(second=p), "it"), NotCapturable, words)
+            place = words.replace("second", r"it\['a'\]\._(parameters|buffers)\['second'\]")
+            refused(lambda s=shown: records.refuse_reachable([0, {"a": Holding(second=s)}], "it"), NotCapturable, place)
         refused(lambda held=held: records.refuse_reachable([held], "it"), NotCapturable, "it uses the records")
 
 
