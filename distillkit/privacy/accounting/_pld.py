@@ -205,7 +205,7 @@ def _masses(x: Any, mean: float, sigma: Any) -> tuple[Any, Any]:
     change = np.where(falls[:, :-1], rest[:, :-1] - rest[:, 1:], rest[:, 1:] - rest[:, :-1])
     crossing = falls[:, 1:] & ~falls[:, :-1]
     inside = np.where(crossing, 1 - rest[:, 1:] - rest[:, :-1], change)
-    return np.maximum(inside, 0.0), np.where(falls[:, -1:], rest[:, -1:], 1 - rest[:, -1:])
+    return np.maximum(inside, 0.0), ndtr(-z[:, -1:])
 
 
 def _epsilon(losses: Any, masses: Any, delta: float) -> float:

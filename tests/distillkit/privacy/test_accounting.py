@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -23,7 +25,9 @@ from distillkit.privacy import (
     gaussian_sigma,
     plan_noise,
 )
-from distillkit.privacy.accounting._pld import pld_epsilon
+from distillkit.privacy.accounting._bisection import bisect, smallest_sigma
+from distillkit.privacy.accounting._pld import _direction, _discrete, pld_epsilon
+from distillkit.privacy.accounting._ranges import check_sigma
 from distillkit.privacy.accounting.composition import _rdp_at, largest
 from distillkit.privacy.accounting.planning import resolve_sigma
 from distillkit.rng import derive
@@ -145,6 +149,8 @@ def test_plan_has_the_least_noise_that_keeps_the_target(
     exact = accountant == "auto" and rate == 1 and all(q == 1 for _, q, _ in spent)
     wanted = cost(plan.sigma)
     assert plan == NoisePlan(plan.sigma, wanted.epsilon, 1e-6, rate, count, wanted.accountant)
+    if exact and not spent:
+        assert gaussian_sigma(4.0, 1e-6, releases=count) == pytest.approx(plan.sigma, rel=1e-11)
     assert plan.epsilon <= 4.0 < cost(plan.sigma * (1 - (1e-9 if exact else 3e-4))).epsilon
     assert plan.noise_std(500) == plan.sigma / (rate * 500)
     assert plan.snr(500, 2048, signal=0.5) == pytest.approx(0.5 * rate * 500 / (plan.sigma * math.sqrt(2048)))
@@ -205,6 +211,33 @@ def test_rounding_of_the_grid_is_charged_to_delta(count: int) -> None:
     """The bound on rounding errors, 4e-15 a release, is 40 % of this delta at 100,000 releases."""
     exact = gaussian_epsilon(2.0, 1e-9)
     assert exact <= pld_epsilon([(2.0 * count**0.5, 1 - 1e-12, count)], 1e-9) <= 1.05 * exact
+    assert pld_epsilon([(800.0, 1 - 1e-12, 150_000)], 1e-9) == math.inf  # 60 % of delta
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("removed", [True, False])
+def test_losses_beyond_the_grid_are_charged_to_delta(removed: bool) -> None:
+    """Half of delta, with tails far larger than `pld_epsilon` has: about as much remains for the other losses."""
+    sigma, count, delta = np.array([8.0, 8.0]), np.array([10, 30]), 1e-3
+    low, high = (gaussian_epsilon(float(count @ sigma**-2.0) ** -0.5, part * delta) for part in (0.6, 0.5))
+    assert low <= _direction(sigma, np.full(2, 1 - 1e-12), count, delta, delta / 40, 0.01, removed) <= high
+    for one, rate in ((3.0, 0.3), (12.0, 0.9)):
+        _, masses, beyond = _discrete(np.array([[one]]), np.array([[rate]]), 0.1, 0.001, removed, 999) or (0, 0, 0)
+        assert _discrete(np.array([[one]]), np.array([[rate]]), 0.1, 0.001, removed, 99) is None  # too many points
+        assert masses[0].sum() + beyond[0] == pytest.approx(1.0, abs=1e-12)
+        assert masses[0, -1] < 0.01 < 0.02 < min(beyond[0], masses[0, 0]) < max(beyond[0], masses[0, 0]) < 0.05
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-13])
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_bisection_finds_the_edge_from_above_at_every_magnitude(scale: float, tolerance: float) -> None:
+    asked: list[float] = []
+    found = bisect(lambda x: bool(asked.append(x)) or x >= 3.3 * scale, 0.0, 10 * scale, tolerance=tolerance)
+    assert found * (1 - tolerance) < 3.3 * scale <= found
+    assert len(asked) <= 3 - math.log2(tolerance)
+    edge = 3.3 * max(scale, 1e-4)
+    sigma = smallest_sigma(lambda s: edge / s, 1.0, tolerance)
+    assert sigma * (1 - tolerance) < edge <= sigma
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0])
@@ -212,9 +245,39 @@ def test_delta_out_of_range_is_refused(delta: float) -> None:
     refused(lambda: compose([(1.0, 1.0, 1)], delta), NotAccountable, rf"delta must be in \(0, 1\), .* got {delta:g}$")
 
 
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: gaussian_delta(0.0, 1.0), ValueError, "sigma must be greater than 0"),
+        (lambda: gaussian_delta(1.0, -1e-9), ValueError, "epsilon must be at least 0"),
+        (lambda: gaussian_sigma(0.0, DELTA), ValueError, "epsilon must be greater than 0"),
+        (lambda: gaussian_sigma(1.0, DELTA, releases=0), ValueError, "releases must be at least 1"),
+        (lambda: gaussian_epsilon(1.0, 1.0), NotAccountable, "delta must be in"),
+        (lambda: compose([(1.0, 1.0, 1)], DELTA, order=1.0), ValueError, "order must be greater than 1"),
+        (lambda: compose([(1.0, 1.0, -1)], DELTA), ValueError, "count must be at least 0"),
+        (lambda: compose([(1.0, 1.0, 10**12 + 1)], DELTA), ValueError, "count must be at most 1000000000000"),
+        (lambda: filter_order(0.0, 0.5, 1.0, DELTA), ValueError, "sigma must be greater than 0"),
+        (lambda: filter_order(9e-5, 0.5, 1.0, DELTA), NotAccountable, "sigma must be in"),
+        (lambda: filter_order(1.0, 0.0, 1.0, DELTA), ValueError, "rate must be greater than 0"),
+        (lambda: filter_order(1.0, 1.5, 1.0, DELTA), ValueError, "rate must be .*1.5"),
+        (lambda: filter_order(1.0, 0.5, 0.0, DELTA), ValueError, "budget must be greater than 0"),
+        (lambda: filter_order(1.0, 0.5, 1.0, 0.0), NotAccountable, "delta must be in"),
+        (lambda: plan_noise(0.0, DELTA), ValueError, "epsilon must be greater than 0"),
+        (lambda: plan_noise(1.0, DELTA, count=0), ValueError, "count must be at least 1"),
+        (lambda: plan_noise(1.0, DELTA, rate=0.0), ValueError, "rate must be greater than 0"),
+        (lambda: plan_noise(1.0, DELTA, rate=1.5), ValueError, "rate must be .*1.5"),
+        (lambda: plan_noise(1.0, DELTA).noise_std(0), ValueError, "size must be greater than 0"),
+        (lambda: plan_noise(1.0, DELTA).snr(9, 0), ValueError, "dim must be at least 1"),
+        (lambda: resolve_sigma(None, 9e-5, delta=DELTA, count=1, rate=1.0), NotAccountable, "sigma must be in"),
+        (lambda: check_sigma(9e-5, "s"), NotAccountable, r"^s must be in \[0.0001, 1e\+09\], or 0 .* got 9e-05: no"),
+    ],
+)  # fmt: skip
+def test_invalid_arguments_are_named(call: Callable[[], object], error: type[Exception], words: str) -> None:
+    refused(call, error, words)
+
+
 def test_invalid_spends_are_refused() -> None:
-    words = r"sigma must be in \[0.0001, 1e\+09\], or 0 for no noise and no guarantee, got 2e\+09: "
-    refused(lambda: compose([(2e9, 1.0, 1)], DELTA), NotAccountable, words)
+    refused(lambda: compose([(2e9, 1.0, 1)], DELTA), NotAccountable, r"sigma must be in .* got 2e\+09: ")
     refused(lambda: compose([(1.0, 1.0, 1), (1.0, 1.0)], DELTA), TypeError, r"got \(1.0, 1.0\) in it")  # type: ignore[list-item]
     refused(lambda: compose([(-1.0, 1.0, 1)], DELTA), ValueError, "sigma")
     refused(lambda: compose([(1.0, 1.5, 1)], DELTA), ValueError, "rate")
@@ -279,6 +342,14 @@ def test_many_kinds_at_rate_one_are_just_above_the_closed_form(least: float, cou
     spends = [(least * (30 + i), 1.0, count + i) for i in range(40)]
     exact = gaussian_epsilon(sum(n / sigma**2 for sigma, _, n in spends) ** -0.5, delta)
     assert exact <= pld_epsilon(spends, delta) <= 1.005 * exact
+
+
+@pytest.mark.parametrize("place", [0, 16, 19])
+def test_one_release_may_cost_more_than_many_others(place: int) -> None:
+    spends = [(400.0 + i, 1.0, 500) for i in range(20)]
+    spends[place] = (1.5, 1.0, 1)
+    exact = gaussian_epsilon(sum(n / sigma**2 for sigma, _, n in spends) ** -0.5, DELTA)
+    assert exact <= pld_epsilon(spends, DELTA) <= 1.005 * exact
 
 
 @pytest.mark.parametrize("order", [1.05, 2.0, 2.5, 7.0, 9.3, 40.0, 512.0])

@@ -102,6 +102,7 @@ BAD_MAPS: dict[str, tuple[Callable[[Any, Tensor], Tensor], type[Exception], str]
     "flat batch norm": (lambda n, x: F.batch_norm(x.flatten(1), None, None, training=True), BatchStatistics, "batch"),
     "folds": (lambda n, x: torch.cat([x, x]), BatchStatistics, r"turns 1 image into shape \[2, "),
     "dropout": (lambda n, x: F.dropout(x, 0.5), NotCapturable, "draws random numbers"),
+    "writes": (lambda n, x: x + n.classifier.bias.detach().add_(1)[0], BatchStatistics, r"changes classifier\.bias \("),
 }
 
 
@@ -185,6 +186,9 @@ def test_captured_map_equals_the_live_one_and_its_gradients(augment: Any, toy_se
     mean = own.embedding(leaf).mean(0)
     wanted = torch.stack([torch.autograd.grad(mean, leaf, row, retain_graph=True)[0] for row in cotangents])
     torch.testing.assert_close(hooked.pull_back(synthetic, batched=False)(cotangents), wanted)
+    pooling = PublicEmbedder(Function(lambda n, x: F.adaptive_avg_pool2d(x, 4) / x.shape[-1]), None)
+    for images in (toy_set.images, synthetic.repeat(1, 1, 2, 3), synthetic.float(), synthetic[:0]):  # captured for each
+        torch.testing.assert_close(pooling.embed_private(images), pooling.embedding(images))
 
 
 def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
@@ -220,6 +224,7 @@ def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
     [
         (doubling, BatchStatistics, r"turns 1 image into \[2, 1, 4, 4\]"),
         (own_draws, NotCapturable, "from a generator of its own"),
+        (lambda x, generator, siamese, kept=[]: kept.append(x) or x, BatchStatistics, r"keeps .* \(a default of"),
         (by_values, NotCapturable, r"augmentation by_values chooses by the values.*test_independence.py:\d+"),
     ],
 )
@@ -254,6 +259,13 @@ def test_matching_loss_meets_captured_rows_only(toy_set: LabeledImages) -> None:
     leaf = synthetic.clone().requires_grad_()
     means = leaf.flatten(2).mean(1)
     torch.testing.assert_close(total, torch.autograd.grad(huber(real, means[labels]).sum(), leaf)[0])
+    for function, shape in ((lambda x: x, r"\[1, 1, 4, 4\]"), (lambda x: x.sum(), r"\[\]")):
+        refused(
+            lambda f=function: next(image_gradients(synthetic, f, real, labels)),
+            BatchStatistics, f"turns 1 image into shape {shape}; return one row",
+        )  # fmt: skip
+    for wrong, words in ((labels[1:], "got 11 for 12 images"), (labels + 1, "be below num_classes=3, got 3")):
+        refused(lambda w=wrong: next(image_gradients(synthetic, nn.Flatten(), real, w)), ValueError, words)
     alone = separable(lambda embedding, means: embedding.square().sum(1))
     assert not any(rows.any() for rows in image_gradients(synthetic, lambda x: x.flatten(1), real, labels, loss=alone))
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from distillkit._utils.files import write_atomically
-from distillkit.augment import DSA
+from distillkit.augment import DSA, CropFlip
 from distillkit.networks import ConvNet
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.normalization import ZCA, Normalization
@@ -76,6 +76,8 @@ def test_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_
     assert ledger.events == ()
     assert condense(derived, num_classes=5).num_classes == 5
     assert condense(derived.replace(num_classes=3)).num_classes == 3
+    for info, shown in (({"classes": "dataset"}, ()), ({}, ("a", "b", "c"))):  # names that were found are not released
+        assert condense(toy_set.replace(class_names=("a", "b", "c"), info=info)).class_names == shown
     with pytest.raises(PrivacyError, match="class indices.*labels.argmax"):
         condense(toy_set.replace(labels=torch.eye(3, dtype=torch.float64).repeat(4, 1)))
 
@@ -305,7 +307,7 @@ def test_non_separable_losses_are_refused(toy_set: LabeledImages, toy_network: F
     refused(lambda: require_separable(separable(cosine_of_means)), NotSeparable, "one value per row")
     squares = lambda e, m: (e - m).square().sum(1)  # noqa: E731
     for mixing in (lambda e, m: squares(e, m) / e.norm(), lambda e, m: squares(e, m).flip(0),
-                   lambda e, m: squares(e, m)[:, None]):  # fmt: skip
+                   lambda e, m: squares(e, m).cumsum(0), lambda e, m: 0 * squares(e, m)[:, None]):  # fmt: skip
         refused(lambda m=mixing: require_separable(separable(m)), NotSeparable, "depends on that row alone")
     refused(lambda: require_separable(separable(lambda e, m: 0.0)), NotSeparable, "row as a tensor, got float")
     with pytest.raises(NotSeparable):
@@ -331,6 +333,8 @@ def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory)
     refused(lambda: PublicEmbedders(networks, 1, like=toy_set, clip=-1.0), ValueError, "clip")
     refused(lambda: PublicEmbedders(networks, 1, like=toy_set, match="gradient"), ValueError, "match")
     refused(lambda: PublicEmbedders(networks, 0, like=toy_set), ValueError, "num_networks")
+    black = CropFlip(Normalization((0.5,), (0.5,)))
+    refused(lambda: PublicEmbedders(networks, 1, like=toy_set, augment=black), ValueError, "augment pads with black")
     for name, wrong in (("histogram_share", (0.0, 0.51)), ("first_share", (-0.1, 0.51)), ("count", (1,)),
                         ("first_num_networks", (0,))):  # fmt: skip
         for value in wrong:
@@ -357,6 +361,7 @@ def test_how_a_set_was_made_is_found_at_any_depth() -> None:
     ):  # fmt: skip
         for info in (found, {"a": {"b": found}}, {"a": [1, {}, found]}, {"a": ({"b": [found]},)}):
             refused(lambda i=info: refuse_derived(i, "these"), PrivacyError, f"these .*{words}")
+    refused(lambda: refuse_derived({"derived": "class_means"}, "it"), PrivacyError, r"^it must .* \(class_means\)")
     refuse_derived({"hold_out": "content", "classes": "given", "derived": ""})
 
 

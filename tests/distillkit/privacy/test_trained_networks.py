@@ -23,11 +23,14 @@ SHORT = Protocol(epochs=2, batch=6, lr=0.1)
 def test_draw_is_the_network_that_the_set_trains(
     toy_set: LabeledImages, toy_network: Factory, global_rng_untouched: None
 ) -> None:
-    networks = TrainedNetworks(toy_network, toy_set, SHORT)
+    def halved(network: nn.Module, generator: torch.Generator) -> None:
+        next(network.parameters()).mul_(0.5)
+
+    networks = TrainedNetworks(toy_network, toy_set, SHORT, redraw=halved)
     assert repr(networks) == "TrainedNetworks(on 12 images, 2 epochs)"
     drawn = networks.draw(derive(0, 1))
     generator = derive(0, 1)
-    expected = split(train(build(toy_network, generator), toy_set, SHORT, generator=generator))
+    expected = split(train(build(toy_network, generator, halved), toy_set, SHORT, generator=generator))
     assert torch.equal(drawn(toy_set.images), expected(toy_set.images))
     assert not any(p.requires_grad for p in drawn.parameters())  # type: ignore[attr-defined]
     other = networks.draw(2)  # type: ignore[arg-type]
