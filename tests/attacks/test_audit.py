@@ -23,10 +23,6 @@ from distillkit.privacy import compose, gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 from tests.refused import refused
 
-EPSILON = 4.0
-SIGMA = gaussian_sigma(EPSILON, 1e-5)
-PROFILE = [(e, gaussian_delta(SIGMA, e)) for e in torch.linspace(0, EPSILON, 33).tolist()]
-
 
 def runs(sigma: float, count: int, seed: int, sensitivity: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return fresh runs of a Gaussian mechanism with the record and without."""
@@ -37,6 +33,9 @@ def runs(sigma: float, count: int, seed: int, sensitivity: float = 1.0) -> tuple
 def profile(epsilon: float) -> tuple[float, list[tuple[float, float]]]:
     sigma = gaussian_sigma(epsilon, 1e-5)
     return sigma, [(e, gaussian_delta(sigma, e)) for e in torch.linspace(0, epsilon, 33).tolist()]
+
+
+SIGMA, PROFILE = profile(4.0)
 
 
 def test_error_rate_of_a_tight_claim_is_close_to_the_stated_one() -> None:
@@ -94,13 +93,6 @@ def test_p_value_sums_all_more_extreme_counts(
 @pytest.mark.parametrize(("sigma", "sensitivity"), [(SIGMA / 2, 1.0), (1e-6, 1.0), (SIGMA, 10.0)])
 def test_halved_noise_missing_noise_and_a_skipped_clip_are_detected(sigma: float, sensitivity: float) -> None:
     assert sum(audit_claim(*runs(sigma, 500, s, sensitivity), PROFILE).refuted for s in range(40)) >= 38
-
-
-def test_privacy_profile_detects_more_than_one_epsilon() -> None:
-    """Halved noise: the bound from raw counts stays below the claimed 4 with 1,000 runs; the profile refutes it."""
-    worlds = runs(SIGMA / 2, 1000, 0)
-    assert epsilon_lower_bound(*worlds, 1e-5) < EPSILON
-    assert audit_claim(*worlds, PROFILE).refuted
 
 
 Counts = tuple[int, int, int, int]
@@ -186,13 +178,6 @@ def test_a_verdict_states_the_shares_that_were_counted_and_allowed(epsilon: floa
         )
 
 
-def test_many_run_bound_has_its_coverage() -> None:
-    bounds = [epsilon_lower_bound(*runs(SIGMA, 400, s), 1e-5) for s in range(20)]
-    assert sum(b > EPSILON for b in bounds) <= 4  # at most 5 % each: 5 of 20 have a chance below 3e-3
-    assert sum(bounds) / 20 > 0.5
-    assert max(bounds) <= max_lower_bound(400)
-
-
 def test_maximum_bound_is_reached_by_disjoint_outcomes() -> None:
     for runs, level in ((200, 0.05), (61, 0.2), (61, 0.9)):
         worlds = torch.ones(runs, dtype=torch.float64), torch.zeros(runs, dtype=torch.float64)
@@ -211,8 +196,18 @@ def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     return min(1.0, beta + alpha * delta * 2 * m)
 
 
-@given(st.integers(1, 30), st.data(), st.sampled_from([0.0, 1e-5, 1e-3]), st.sampled_from([0.05, 0.2]))
-def test_one_run_bound_inverts_the_papers_bound(m: int, data: st.DataObject, delta: float, level: float) -> None:
+def refuted_by_masses(m: int, r: int, right: int, shift: float, level: float) -> bool:
+    """Search the least mass of each number of correct guesses, from `right` down, with the paper's inequalities."""
+    masses = {right: level}
+    for count in range(right - 1, -1, -1):
+        tail, wrong = (sum(p * weight(i) for i, p in masses.items()) / m for weight in (int, lambda i: r - i))
+        least = norm.cdf(norm.ppf(min(1.0, tail)) - shift)
+        masses[count] = max(0.0, least - wrong) * m / (r - count)
+    return sum(masses.values()) > 1
+
+
+@given(st.integers(1, 30), st.data(), st.sampled_from([0.0, 1e-5, 1e-3, 1e-2]), st.sampled_from([0.05, 0.2]))
+def test_one_run_bounds_invert_the_papers_bounds(m: int, data: st.DataObject, delta: float, level: float) -> None:
     r = data.draw(st.integers(1, m))
     wrong = data.draw(st.integers(0, r))
     included = torch.arange(m) < (m + 1) // 2
@@ -223,11 +218,19 @@ def test_one_run_bound_inverts_the_papers_bound(m: int, data: st.DataObject, del
     guessed = torch.cat([included[:high], ~included[m - r // 2 :]])
     right = int(guessed.sum())
     order = torch.randperm(m, generator=derive(m, r))
-    epsilon = one_run_lower_bound(scores[order], included[order], r, delta, confidence=1 - level)
+    given_, options = (scores[order], included[order], r, delta), {"confidence": 1 - level}
+    epsilon = one_run_lower_bound(*given_, **options)
     if epsilon == 0:
         assert chance(m, r, right, 0.0, delta) >= level - 1e-9
     else:
         assert chance(m, r, right, epsilon, delta) == pytest.approx(level, rel=1e-6)
+    if not delta:
+        return
+    shift, epsilon = 0.0, one_run_lower_bound(*given_, **options, tradeoff="gaussian")
+    if epsilon:
+        shift = brentq(lambda mu: gaussian_delta(1 / mu, epsilon) - delta, 1e-4, 60.0, xtol=1e-12)
+        assert refuted_by_masses(m, r, right, shift - 1e-6, level)
+    assert not refuted_by_masses(m, r, right, shift + 1e-3, level)
 
 
 @pytest.mark.parametrize(
@@ -245,75 +248,43 @@ def test_gaussian_one_run_bound_equals_the_release(canaries: int, right: int, gu
     assert one_run_lower_bound(scores, ~included, guesses, 1e-5, tradeoff="gaussian") == 0
 
 
-def refuted_by_masses(m: int, r: int, right: int, shift: float, level: float) -> bool:
-    """Search the least mass of each number of correct guesses, from `right` down, with the paper's inequalities."""
-    masses = {right: level}
-    for count in range(right - 1, -1, -1):
-        tail, wrong = (sum(p * weight(i) for i, p in masses.items()) / m for weight in (int, lambda i: r - i))
-        least = norm.cdf(norm.ppf(min(1.0, tail)) - shift)
-        masses[count] = max(0.0, least - wrong) * m / (r - count)
-    return sum(masses.values()) > 1
-
-
-@given(st.integers(2, 30), st.data(), st.sampled_from([1e-5, 0.01]), st.sampled_from([0.05, 0.2]))
-def test_gaussian_one_run_bound_inverts_the_papers_inequalities(m: int, data: Any, delta: float, level: float) -> None:
-    r = data.draw(st.integers(1, m))
-    right = data.draw(st.integers((r + 1) // 2, r))
-    included, high = torch.arange(m) < m // 2, (r + 1) // 2
-    included[:high], included[m - r // 2 :] = torch.arange(high) >= r - right, False
-    found = one_run_lower_bound(
-        -torch.arange(m).double(), included, r, delta, tradeoff="gaussian", confidence=1 - level
-    )
-    if not found:
-        assert not refuted_by_masses(m, r, right, 1e-3, level)
-        return
-    shift = brentq(lambda mu: gaussian_delta(1 / mu, found) - delta, 1e-4, 60.0, xtol=1e-12)
-    assert refuted_by_masses(m, r, right, shift - 1e-6, level)
-    assert not refuted_by_masses(m, r, right, shift + 1e-6, level)
-
-
 GOOD = torch.zeros(4, dtype=torch.float64)
 COINS = torch.tensor([True, False, True, False])
 BAD: list[tuple[Any, str]] = [
     (lambda: audit_claim(GOOD, GOOD, []), "claim must hold at least one"),
-    (lambda: audit_claim(GOOD, GOOD, [(0.0, 0.0), (-1.0, 0.0)]), "epsilon of the claim must be at least 0, got -1"),
-    (lambda: audit_claim(GOOD, GOOD, [(0.0, 0.0), (1.0, 1.0)]), "delta of the claim must be less than 1, got 1"),
-    (lambda: audit_claim(GOOD, GOOD, [(1.0, -0.5)]), "delta of the claim must be at least 0, got -0.5"),
-    (lambda: audit_claim(GOOD / 0, GOOD, PROFILE), "inside must not be NaN, but 4 of 4 are: the attack failed"),
-    (lambda: audit_claim(GOOD[:1], GOOD, PROFILE),
-        r"inside must be \[n\] or \[n, d\] scores of at least 2 runs, got shape"),
-    (lambda: audit_claim(GOOD.view(2, 2), GOOD, PROFILE), "same statistics for each run, got 2 and 1 columns"),
-    (lambda: audit_claim(GOOD.view(2, 2, 1), GOOD, PROFILE),
-        r"inside must be \[n\] or \[n, d\] scores .* got shape \[2, 2, 1\]"),
-    (lambda: audit_claim(GOOD, GOOD.view(2, 2) / 0, PROFILE), "outside must not be NaN, but 4 of 4"),
-    (lambda: audit_claim(GOOD[:, None][:, :0], GOOD, PROFILE), r"inside must be .* got shape \[4, 0\]"),
-    (lambda: audit_claim(GOOD, GOOD.int(), PROFILE), "outside must be a floating tensor, got torch.int32"),
-    (lambda: audit_claim(GOOD, GOOD, PROFILE, confidence=1.0), "confidence"),
-    (lambda: audit_claim(GOOD, GOOD, PROFILE, confidence=0.0), "confidence"),
-    (lambda: one_run_lower_bound(GOOD, COINS, 2, 0.0, confidence=1.0), "confidence"),
-    (lambda: one_run_lower_bound(GOOD, COINS, 2, 0.0, confidence=0.0), "confidence"),
-    (lambda: epsilon_lower_bound(GOOD, GOOD, 0.0, confidence=1.0), "confidence"),
-    (lambda: epsilon_lower_bound(GOOD, GOOD, 0.0, confidence=0.0), "confidence"),
-    (lambda: max_lower_bound(9, confidence=1.0), "confidence"),
-    (lambda: max_lower_bound(9, confidence=0.0), "confidence"), (lambda: epsilon_lower_bound(GOOD, GOOD, 1.0), "delta"),
     *((lambda claim=claim: audit_claim(GOOD, GOOD, claim), rf"pairs \(epsilon, delta\), got {re.escape(repr(claim))}$")
         for claim in ([(1.0, 0.0), (1.0, 0.0, 0.0)], [1.0], {}, [(1.0,)])),
-    (lambda: step_scores(GOOD[None], 0.0), "sigma must be greater than 0"),
-    (lambda: step_scores(GOOD[None], 1.0, rate=0.0), "rate must be greater than 0"),
-    (lambda: step_scores(GOOD[None], 1.0, rate=1.5), "rate must be at most 1, got 1.5"),
-    (lambda: max_lower_bound(1), "runs must be at least 2, got 1"),
-    (lambda: epsilon_lower_bound(GOOD, GOOD, -0.1), "delta must be at least 0, got -0.1"),
-    (lambda: one_run_lower_bound(GOOD, COINS, 0, 0.0), "guesses must be at least 1, got 0"),
-    (lambda: one_run_lower_bound(GOOD, COINS, 2, 1.0), "delta must be less than 1, got 1"),
-    (lambda: one_run_lower_bound(GOOD, COINS, 2, 0.1, tradeoff="exact"),
-        "tradeoff must be one of 'approximate', 'gaus"),
-    (lambda: one_run_lower_bound(GOOD[:2], COINS.view(2, 2), 2, 0.0), r"the scores' shape \[2\], got \[2, 2\]"),
-    (lambda: one_run_lower_bound(GOOD.view(2, 2), COINS.view(2, 2), 2, 0.0),
-        r"scores must be at least 1 scores, \[n\], got shape \[2, 2\]"),
-    (lambda: one_run_lower_bound(GOOD, COINS[:3], 2, 0.0), r"included must have the scores' shape \[4\], got \[3\]"),
-    (lambda: one_run_lower_bound(GOOD, COINS.int(), 2, 0.0), "included must be a bool tensor"),
-    (lambda: one_run_lower_bound(GOOD, COINS, 5, 0.0), "guesses must be at most 4"),
-    (lambda: one_run_lower_bound(GOOD, COINS, 2, 0.0, tradeoff="gaussian"), "delta must be above 0"),
+    *((lambda a=a, b=b: audit_claim(a, b, PROFILE), words) for a, b, words in (
+        (GOOD / 0, GOOD, "^inside must not be NaN, but 4 of 4 are: the attack failed there"),
+        (GOOD, GOOD.view(2, 2) / 0, "^outside must not be NaN, but 4 of 4 are"),
+        (GOOD[:1], GOOD, r"inside must be \[n\] or \[n, d\] scores of at least 2 runs, got shape \[1\]"),
+        (GOOD.view(2, 2, 1), GOOD, r"inside must be .* got shape \[2, 2, 1\]"),
+        (GOOD[:, None][:, :0], GOOD, r"inside must be .* got shape \[4, 0\]"),
+        (GOOD.view(2, 2), GOOD, "same statistics for each run, got 2 and 1 columns"),
+        (GOOD, GOOD.int(), "outside must be a floating tensor, got torch.int32"),
+    )),
+    *((lambda call=call, one=one: call(one), f"^{name} must be .*, got {one:g}$") for call, name, *wrong in (
+        (lambda x: audit_claim(GOOD, GOOD, [(0.0, 0.0), (x, 0.0)]), "epsilon of the claim", -1.0),
+        (lambda x: audit_claim(GOOD, GOOD, [(0.0, 0.0), (0.0, x)]), "delta of the claim", -0.5, 1.0),
+        (lambda x: audit_claim(GOOD, GOOD, PROFILE, confidence=x), "confidence", 0.0, 1.0),
+        (lambda x: one_run_lower_bound(GOOD, COINS, 2, 0.0, confidence=x), "confidence", 0.0, 1.0),
+        (lambda x: one_run_lower_bound(GOOD, COINS, 2, x), "delta", -0.1, 1.0),
+        (lambda x: one_run_lower_bound(GOOD, COINS, x, 0.0), "guesses", 0, 5),
+        (lambda x: epsilon_lower_bound(GOOD, GOOD, 0.0, confidence=x), "confidence", 0.0, 1.0),
+        (lambda x: epsilon_lower_bound(GOOD, GOOD, x), "delta", -0.1, 1.0),
+        (lambda x: max_lower_bound(9, confidence=x), "confidence", 0.0, 1.0), (max_lower_bound, "runs", 1),
+        (lambda x: step_scores(GOOD[None], x), "sigma", 0.0),
+        (lambda x: step_scores(GOOD[None], 1.0, rate=x), "rate", 0.0, 1.5),
+    ) for one in wrong),
+    *((lambda given=given, options=options: one_run_lower_bound(*given, 2, 0.0, **options), words)
+        for *given, options, words in (
+        (GOOD.view(2, 2), COINS, {}, r"scores must be at least 1 scores, \[n\], got shape \[2, 2\]"),
+        (GOOD[:2], COINS.view(2, 2), {}, r"included must have the scores' shape \[2\], got \[2, 2\]"),
+        (GOOD, COINS[:3], {}, r"included must have the scores' shape \[4\], got \[3\]"),
+        (GOOD, COINS.int(), {}, "included must be a bool tensor"),
+        (GOOD, COINS, {"tradeoff": "exact"}, "tradeoff must be one of 'approximate', 'gaussian', got 'exact'"),
+        (GOOD, COINS, {"tradeoff": "gaussian"}, "delta must be above 0"),
+    )),
 ]  # fmt: skip
 
 

@@ -10,20 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from attacks.audit import audit_noise
+from distillkit import privacy
 from distillkit.networks import ConvNet, RandomNetworks, build
-from distillkit.privacy import (
-    Account,
-    Ledger,
-    PublicEmbedders,
-    Secret,
-    class_sums,
-    private_histogram,
-    release,
-    train_private,
-)
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -31,43 +22,26 @@ CLIP, SIGMA, STEPS = 0.5, 2.0, 3
 DATA = LabeledImages(torch.randn(8, 1, 8, 8, generator=derive(0)), torch.arange(8) % 2, num_classes=2)
 
 
-def linear() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-
-
-def trained(
-    data: LabeledImages, secret: Secret | int | None, ledger: Ledger | None = None, steps: int = STEPS
-) -> Tensor:
-    network = build(linear, 0)
-    train_private(
-        network, data, size=8, sigma=SIGMA, clip=CLIP, rate=0.5, steps=steps,
-        ledger=Account(ledger or Ledger(), secret=secret), progress=False,
-    )  # fmt: skip
-    return torch.cat([p.detach().flatten() for p in network.parameters()])
-
-
-def of_steps(ledger: Ledger) -> list[tuple[float, int]]:
-    """Return the draws that DP-SGD on the linear network should make: 130 numbers a step."""
-    return [(e.sigma * CLIP, e.count * 130) for e in ledger.events]
-
-
 def test_dp_sgd_draws_the_charged_noise() -> None:
-    secret, ledger = Secret(), Ledger()
+    account = privacy.Account(privacy.Ledger(), secret=(secret := privacy.Secret()))
     for _ in range(2):
-        trained(DATA, secret, ledger)
-    assert secret.drawn == {SIGMA * CLIP: 2 * STEPS * 130}
-    found = audit_noise(secret.drawn, of_steps(ledger))
+        network = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), 0)
+        privacy.train_private(
+            network, DATA, size=8, sigma=SIGMA, clip=CLIP, rate=0.5, steps=STEPS, ledger=account, progress=False
+        )  # fmt: skip
+    assert secret.drawn == {SIGMA * CLIP: 2 * STEPS * 130}  # the network has 130 parameters
+    found = audit_noise(secret.drawn, [(e.sigma * CLIP, e.count * 130) for e in account.ledger.events])
     assert found.holds
     assert str(found) == "as much noise was drawn as was charged"
 
 
 def test_private_set_draws_the_charged_noise() -> None:
-    secret, ledger = Secret(), Ledger()
-    embedders = PublicEmbedders(RandomNetworks(lambda: ConvNet((1, 8, 8), 2, width=4, depth=1)), 3, like=DATA)
-    sums = class_sums(DATA.images, DATA.labels, embedders, num_classes=2)
-    release(sums, sigma=SIGMA, sensitivity=embedders.sensitivity, ledger=Account(ledger, secret=secret))
-    private_histogram(DATA.labels, num_classes=2, sigma=5.0, ledger=Account(ledger, secret=secret))
-    means, counts = ledger.events
+    account = privacy.Account(privacy.Ledger(), secret=(secret := privacy.Secret()))
+    embedders = privacy.PublicEmbedders(RandomNetworks(lambda: ConvNet((1, 8, 8), 2, width=4, depth=1)), 3, like=DATA)
+    sums = privacy.class_sums(DATA.images, DATA.labels, embedders, num_classes=2)
+    privacy.release(sums, sigma=SIGMA, sensitivity=embedders.sensitivity, ledger=account)
+    privacy.private_histogram(DATA.labels, num_classes=2, sigma=5.0, ledger=account)
+    means, counts = account.ledger.events
     charged = [(means.sigma * embedders.sensitivity, means.count * sums[0].numel()), (counts.sigma, 2)]
     assert audit_noise(secret.drawn, charged).holds
 

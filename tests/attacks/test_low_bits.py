@@ -65,15 +65,15 @@ def test_nothing_is_found_on_a_public_grid(records: int) -> None:
 
 
 @pytest.mark.parametrize("std", [0.3, 4.0, 5e3])
-@pytest.mark.parametrize("shared", [False, True])
-def test_scores_count_the_multiples_of_each_unit(std: float, shared: bool) -> None:
+@pytest.mark.parametrize(("shared", "dtype"), [(False, torch.float64), (True, torch.float64), (False, torch.float32)])
+def test_scores_count_the_multiples_of_each_unit(std: float, shared: bool, dtype: torch.dtype) -> None:
     """Run by run, of the difference from the sums; 2^48 units and more cannot be resolved."""
     g = derive(1)
     sums = torch.randn(*(() if shared else (3,)), 2, 40, generator=g, dtype=torch.float64)
     noise = std * torch.randn(3, 2, 40, generator=g, dtype=torch.float64)
     noise[0], noise[1, :, ::2] = (noise[0] * 2**8).round() / 2**8, noise[1, :, ::2] * 1e-9
-    found = low_bit_scores(sums + noise, sums, std)
-    for run, row in zip((sums + noise) - sums, found):
+    sums, released = sums.to(dtype), (sums + noise).to(dtype)
+    for run, row in zip(released.double() - sums, low_bit_scores(released, sums, std)):
         wanted = []
         for unit in (std, 2.0 ** math.floor(math.log2(std))):
             for k in range(16, 60):

@@ -37,7 +37,7 @@ def test_score_is_the_share_of_right_decisions(seed: int, shift: int, noise: lis
     images *= CONTRASTS[::29]
     net, g = network(seed), derive(seed, 7)
     drawn = [[torch.randn(1, *SHAPE, generator=g) for _ in range(draws)] for _ in noise]
-    wanted = []
+    wanted, every = [], []
     for x, y in zip(images, labels, strict=True):
         copies = []
         for dy in range(-shift, shift + 1):
@@ -47,11 +47,14 @@ def test_score_is_the_share_of_right_decisions(seed: int, shift: int, noise: lis
                     columns = [min(max(i + dx, 0), 5) for i in range(6)]
                     copies.append(x[:, rows][:, :, columns])
         copies += [x + level * float(x.std(correction=0)) * d[0] for level, some in zip(noise, drawn) for d in some]
+        every.append(torch.stack(copies))
         wanted.append(sum(int(net(c[None]).argmax()) == int(y) for c in copies) / len(copies))
-    sizes: list[int] = []
+    seen: list[Tensor] = []
     options: Any = {"shift": shift, "noise": noise, "draws": draws, "generator": derive(seed, 7), "chunk": 2}
-    found = label_only(lambda x: sizes.append(len(x)) or net(x), images, labels, **options)
-    assert set(sizes) == {1, 2}
+    found = label_only(lambda x: seen.append(x) or net(x), images, labels, **options)
+    assert {len(x) for x in seen} == {1, 2}
+    called = torch.cat(seen).view(-1, 5, *SHAPE)
+    assert torch.allclose(called.sort(0).values, torch.stack(every, 1).sort(0).values, atol=1e-5)
     assert found.tolist() == pytest.approx(wanted)
     assert found.dtype == torch.float64
 

@@ -25,20 +25,9 @@ from scipy.stats import t as student
 from torch import Tensor, nn
 
 from attacks import clopper_pearson, ppv, roc
-from attacks.membership import (
-    SHADOW_ATTACKS,
-    Cost,
-    Pipeline,
-    ShadowScores,
-    estimate_cost,
-    halves,
-    leave_one_out,
-    lira,
-    model_scorer,
-    rmia,
-    run_shadows,
-    stable_logit,
-)
+from attacks.membership import SHADOW_ATTACKS, Cost, Pipeline, ShadowScores, halves, leave_one_out, lira, rmia
+from attacks.membership.pipeline import model_scorer, stable_logit
+from attacks.membership.shadow_models import estimate_cost, run_shadows
 from attacks.statistics import OperatingPoint, Rate
 from distillkit.locking import InUse, locked
 from distillkit.networks import ConvNet, build
@@ -464,7 +453,7 @@ def ran(run: Any, **options: Any) -> object:
 
 
 def judged(attack: Any = SHADOW_ATTACKS["threshold"], scores: ShadowScores | None = None, **given: Any) -> object:
-    return leave_one_out(scores or drawn(0), {"a": attack}, **{"fpr": 0.1, **given})
+    return leave_one_out(scores or drawn(0), **{"attacks": {"a": attack}, "fpr": 0.1, **given})
 
 
 def scorers(value: Any) -> Any:
@@ -472,68 +461,73 @@ def scorers(value: Any) -> Any:
 
 
 REFUSALS: list[tuple[Callable[[], object], str]] = [
+    *((lambda given=given: pipeline(*given[:-1], **given[-1]), words) for *given, words in (
+        (nn.Flatten(), {}, "fit must be a function of indices and seed that trains a network, got a network"),
+        (lambda indices: {}, {}, r"fit is called as fit\(indices, seed\)"), (fit, {"tag": 3}, "tag must be a string"),
+        (fit, {"population": IMAGES}, "population must be 2 tensors, images and labels, got 20"),
+        (fit, {"population": (LABELS, LABELS)}, r"population \(its images\) must be"),
+        (fit, {"population": (IMAGES, LABELS[:3])}, r"population \(its labels\) must have one entry .* got 3 for 20"),
+    )),
     (lambda: Pipeline(fit, IMAGES[:3], LABELS[:3]), "images must be at least 4 to be split in halves, got 3"),
-    (lambda: Pipeline(nn.Flatten(), IMAGES, LABELS), "fit must be a function of indices and seed that trains"),
-    (lambda: Pipeline(fit, IMAGES, LABELS[:3]), "labels must have one entry per image"),
-    (lambda: Pipeline(fit, IMAGES, LABELS, IMAGES), "population must be 2 tensors, images and labels, got 20"),
-    (lambda: Pipeline(fit, IMAGES, LABELS, (LABELS, LABELS)), r"population \(its images\) must be"),
-    (lambda: Pipeline(fit, IMAGES, LABELS, (IMAGES, LABELS[:3])), r"population \(its labels\) must have one entry"),
-    (lambda: Pipeline(fit, IMAGES, LABELS, tag=3), "tag must be a string"),
-    (lambda: halves(4, 3, 0), "records must be at least 4"),
+    (lambda: Pipeline(fit, IMAGES, LABELS[:3]), "labels must have one entry per image: got 3 for 20"),
     (lambda: halves(5, 10, 0), "count must be even because shadows come in pairs of complements, got 5"),
-    (lambda: halves(1, 10, 0), "count must be at least 2, got 1"),
-    (lambda: halves(4, 10, -1), "seed must be at least 0, got -1"),
-    (lambda: run_shadows(pipeline(), 2), "count must be at least 4"),
-    (lambda: run_shadows(pipeline(), 4, progress=1), "progress must be True or False, got 1"),
-    (lambda: run_shadows(pipeline(), 4, workers=0), "workers must be at least 1, got 0"),
-    (lambda: estimate_cost(pipeline(), 4, workers=0), "workers must be at least 1, got 0"),
-    (lambda: pipeline(lambda indices: {}), r"fit is called as fit\(indices, seed\)"),
-    (lambda: judged(fpr=0.0), "fpr must be greater than 0"), (lambda: judged(fpr=1.5), "fpr must be at most 1, got 1"),
-    *((lambda one=one: judged(confidence=one), f"confidence must be {words} than {one:g}")
-        for one, words in ((0.0, "greater"), (1.0, "less"))),
-    (lambda: judged(also_tried=-1), "also_tried must be at least 0"), (lambda: judged(progress=1), "progress must be"),
-    (lambda: ShadowScores(HALVES, [ZEROS]), "scores must map names to values, got list"),
-    (lambda: ShadowScores(HALVES, {"a": ZEROS}, [ZEROS]), "population must map names to values, got list"),
+    *((lambda call=call, one=one: call(one), f"^{name} must be .*, got {one:g}$") for call, name, *wrong in (
+        (lambda x: halves(x, 10, 0), "count", 1), (lambda x: halves(4, x, 0), "records", 3),
+        (lambda x: halves(4, 10, x), "seed", -1), (lambda x: run_shadows(pipeline(), x), "count", 2),
+        (lambda x: run_shadows(pipeline(), 4, workers=x), "workers", 0),
+        (lambda x: estimate_cost(pipeline(), 4, workers=x), "workers", 0),
+        (lambda x: judged(fpr=x), "fpr", 0.0, 1.5), (lambda x: judged(confidence=x), "confidence", 0.0, 1.0),
+        (lambda x: judged(also_tried=x), "also_tried", -1), (lambda x: judged(progress=x), "progress", 1),
+        (lambda x: run_shadows(pipeline(), 4, progress=x), "progress", 1), (drawn(0).without, "number", -1, 12),
+        (lambda x: model_scorer(nn.Flatten(), chunk=x), "chunk", 0),
+    ) for one in wrong),
     (lambda: run_shadows(pipeline(), 4, executor="cluster"), "executor must be a concurrent.futures.Executor"),
-    (lambda: ran(lambda i, s: fit(i, s), executor=worker_pool(1)), "leave executor out for closures"),
-    (lambda: ran(lambda i, s: None), "fit must return scorers by name.* got NoneType"),
-    (lambda: ran(lambda i, s: {}), "got an empty mapping"),
-    (lambda: ran(lambda i, s: {"a": 3}), "fit must map names to functions .* got 'a': 3"),
-    (lambda: ran(lambda i, s: {3: len}), "fit must map names to functions .* got 3: <built-in"),
-    *((lambda one=one: ran(scorers(lambda x: x.new_zeros(one))), rf"\[20\] or \[20, d\], got {re.escape(str(one))}")
+    (lambda: run_shadows(pipeline(), 4, out=3), "out must be a path, as a string or a pathlib.Path, got int"),
+    (lambda: ran(lambda i, s: fit(i, s), executor=worker_pool(1)), "picklable fit, .* leave executor out for closures"),
+    *((lambda found=found: ran(lambda i, s: found), f"fit must {words}") for found, words in (
+        (None, "return scorers by name.* got NoneType"), ({}, "return scorers by name.* got an empty mapping"),
+        ({"a": 3}, "map names to functions .* got 'a': 3"), ({3: len}, "map names to functions .* got 3: <built-in"),
+    )),
+    *((lambda one=one: ran(scorers(lambda x: x.new_zeros(one))), rf"\[20\] or \[20, d\], got {re.escape(str(one))}\n")
         for one in ([3], [20, 2, 2], [])),
-    (lambda: ran(scorers(lambda x: x[:, 0, 0, 0].int())), "must be a floating tensor"),
+    (lambda: ran(scorers(lambda x: x[:, 0, 0, 0].int())), "result of fit's scorer 'model' must be a floating tensor"),
     (lambda: ran(scorers(lambda x: x[:, 0, 0, 0] / 0)), "result of fit's scorer 'model' must be finite, but 20 of 20"),
     (lambda: ran(lambda i, s: {f"a{s}": lambda x, y: x[:, 0, 0, 0]}), f"{NAMED} in shadow 0 and {NAMED} in shadow 1"),
     (lambda: ran(lambda i, s: {"a": lambda x, y: x[:, 0, 0, : 1 + s % 3]}), "return the same scorers every time"),
-    (lambda: model_scorer(fit), "network must be an nn.Module"),
-    (lambda: model_scorer(nn.Flatten(), lambda x: x), "score is called as"),
-    (lambda: model_scorer(nn.Flatten(), nn.Flatten()), "score must be a function of logits and labels, got a network"),
-    (lambda: model_scorer(nn.Flatten(), chunk=0), "chunk must be at least 1"),
+    *((lambda given=given: model_scorer(*given), words) for *given, words in (
+        (fit, "network must be an nn.Module"), (nn.Flatten(), lambda x: x, r"called as score\(logits, labels\)"),
+        (nn.Flatten(), nn.Flatten(), "score must be a function of logits and labels, got a network"),
+    )),
     (lambda: model_scorer(nn.Flatten(), lambda x, y: x[:3, 0])(IMAGES, LABELS), r"score must .*\[20, d\], got \[3\]"),
-    (lambda: ShadowScores(halves(4, 6, 0), {}), "scores must hold at least one"),
-    (lambda: ShadowScores(HALVES, {"a": torch.zeros(4, 5)}), r"scores\['a'\] must be \[4, 6\]"),
-    (lambda: ShadowScores(HALVES, {"a": torch.zeros(4, 6, 2, 2)}), r"scores\['a'\] must be \[4, 6\]"),
-    (lambda: ShadowScores(HALVES, {"a": ZEROS / 0}), r"scores\['a'\] must be finite"),
-    (lambda: ShadowScores(HALVES[:, :0], {"a": ZEROS}), r"inside must be .* neither empty, got \[4, 0\]"),
-    (lambda: ShadowScores(HALVES, {"a": ZEROS}, {"b": ZEROS}), r"scorers of scores, \['a'\], got \['b'\]"),
-    (lambda: ShadowScores(HALVES, {"a": ZEROS}, labels=LABELS), "labels must have one entry per image"),
-    (lambda: ShadowScores(HALVES, {"a": ZEROS}, {"a": ZEROS[1:]}), r"population\['a'\] must be \[4\] or .* \[3, 6\]"),
-    (lambda: ShadowScores(HALVES, {"a": ZEROS}, {"a": ZEROS[:, :0]}), r"population\['a'\] must be .* \[4, 0\]"),
-    *((lambda kept=kept: drawn(0).only(kept), r"kept must be a bool tensor \[12\] that keeps at least one .*, got")
-        for kept in (torch.ones(3).bool(), torch.zeros(12).bool(), torch.ones(12), [True] * 12)),
+    *((lambda given=given: ShadowScores(*given), words) for *given, words in (
+        (HALVES, {}, "scores must hold at least one"), (HALVES, [ZEROS], "scores must map names to values, got list"),
+        (HALVES, {"a": ZEROS}, [ZEROS], "population must map names to values, got list"),
+        (HALVES, {"a": ZEROS[:, :5]}, r"scores\['a'\] must be \[4, 6\] or more, got \[4, 5\]"),
+        (HALVES, {"a": ZEROS[..., None, None]}, r"scores\['a'\] must be \[4, 6\] or more, got \[4, 6, 1, 1\]"),
+        (HALVES, {"a": ZEROS[..., None][..., :0]}, r"scores\['a'\] must be \[4, 6\] or more, got \[4, 6, 0\]"),
+        (HALVES, {"a": ZEROS / 0}, r"scores\['a'\] must be finite"), (ZEROS, {"a": ZEROS}, "inside must be a bool"),
+        (HALVES[:, :0], {"a": ZEROS}, r"inside must be .* neither empty, got \[4, 0\]"),
+        (HALVES[0], {"a": ZEROS}, r"inside must be .* neither empty, got \[6\]"),
+        (HALVES, {"a": ZEROS}, {"b": ZEROS}, r"scorers of scores, \['a'\], got \['b'\]"),
+        (HALVES, {"a": ZEROS}, {}, LABELS, "labels must have one entry per image: got 20 for 6"),
+        (HALVES, {"a": ZEROS}, {"a": ZEROS[1:]}, r"population\['a'\] must be \[4\] or more, got \[3, 6\]"),
+        (HALVES, {"a": ZEROS}, {"a": ZEROS[:, :0]}, r"population\['a'\] must be .* \[4, 0\]"),
+    )),
+    *((lambda kept=kept: drawn(0).only(kept), rf"kept must be a bool tensor \[12\] that keeps .*, got {got}$")
+        for kept, got in ((HALVES[0], r"torch.bool \[6\]"), (torch.zeros(12), r"torch.float32 \[12\]"),
+            (torch.zeros(12) > 0, r"torch.bool \[12\]"), ([True] * 12, "list"))),
     (lambda: ShadowScores(HALVES[:2], {"a": ZEROS[:2]}).target(0, "a"), "besides 0 and its complement, got 2 in total"),
-    (lambda: drawn(0).target(12, "model"), "number must be at most 11, got 12"),
     (lambda: drawn(0).target(0, "set"), "scorer must be one of 'model', got 'set'"),
-    (lambda: leave_one_out(drawn(0, records=61), fpr=0.0329), "at least 1/30, .* a target's non-members, got 0.0329"),
-    (lambda: judged(lambda t: t.scores / 0), r"the scores of attacks\['a'\] must be finite"),
-    (lambda: leave_one_out(ShadowScores(drawn(0).inside, {"s": drawn(0).scores["model"]}), fpr=0.1), "scorer must be"),
-    (lambda: leave_one_out(drawn(0, count=4), fpr=0.1), "shadows must be at least three pairs, .* got 4"),
-    (lambda: run_shadows(pipeline(), 4, out=3), "out must be a path, as a string or a pathlib.Path, got int"),
-    (lambda: leave_one_out(drawn(0), {}, fpr=0.1), "attacks must hold at least one attack"),
-    (lambda: judged(lambda: None), r"attacks\['a'\] is called as"),
-    (lambda: judged(lambda t: t.scores[:3]), r"one score per record, \[60\], got \[3\]"),
-    (lambda: judged(lambda t: t.scores[:, None]), r"\[60\], got \[60, 1\]"),
+    *((lambda attack=attack: judged(attack), rf"attacks\['a'\]{words}") for attack, words in (
+        (lambda t: t.scores / 0, " must be finite, but 60"), (lambda: None, r" is called as attacks\['a'\]\(target\)"),
+        (lambda t: t.scores[:3], r" must give one score per record, \[60\], got \[3\]"),
+        (lambda t: t.scores[:, None], r" must give one score per record, \[60\], got \[60, 1\]"),
+    )),
+    (lambda: judged(scores=(s := drawn(0, records=61)).only(s.inside.sum(1) == 31), fpr=0.0329), "1/30, .* got 0.0329"),
+    (lambda: judged(scorer="s"), "scorer must be one of 'model', got 's'"),
+    (lambda: judged(scores=drawn(0, count=4)), "shadows must be at least three pairs, .* got 4"),
+    (lambda: judged(attacks={}), "attacks must hold at least one attack"),
+    (lambda: judged(attacks=[len]), "attacks must map names to values, got list"),
     (lambda: judged(SHADOW_ATTACKS["RMIA online"], replace(drawn(0), population={})), "RMIA needs a population"),
 ]  # fmt: skip
 
