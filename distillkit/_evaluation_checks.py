@@ -15,6 +15,7 @@ from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import ResizedCrop, ShufflePatches
 from distillkit.sets import StoredImages
+from distillkit.sets._class_index import with_class_labels
 from distillkit.sets._stored import RealImages
 
 __all__ = ["check_baseline", "check_factor", "check_test_images", "images_among", "warn_of_overlap"]
@@ -96,8 +97,8 @@ def check_baseline(data: RealImages, real: RealImages, *, relabel: bool) -> None
         relabel: whether a teacher labels every view, so that the labels of both sets are ignored.
 
     Raises:
-        ValueError: the sets have different kinds of labels, `real` is smaller than `data`, or it consists of images of
-            `data`.
+        ValueError: the sets have different kinds of labels, `real` is smaller than `data`, lacks one of its classes, or
+            consists of images of `data`.
     """
     if not relabel and data.labels.ndim != real.labels.ndim:
         soft, hard = ("data", "real") if data.labels.ndim == 2 else ("real", "data")
@@ -113,7 +114,10 @@ def check_baseline(data: RealImages, real: RealImages, *, relabel: bool) -> None
         )
     if all(bool(found.all()) for found in _found_among(real, data)):
         raise ValueError("real must be the real training images, but all of its images are in data: pass the whole set")
-    own, other = data.counts().tolist(), real.counts().tolist()
+    own, other = (with_class_labels(one).counts().tolist() for one in (data, real))
+    absent = [c for c, (n, wanted) in enumerate(zip(other, own)) if n == 0 < wanted]
+    if absent:
+        raise ValueError(f"real must have images of each class of data, but has none of {absent}")
     short = [f"{c} ({n})" for c, (n, wanted) in enumerate(zip(other, own)) if n < wanted]
     if short:
         listed = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")

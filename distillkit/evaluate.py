@@ -183,8 +183,8 @@ def evaluate(
 
     Raises:
         TypeError, ValueError: an argument is invalid; the sets differ in normalization, shape or classes, or in their
-            kind of labels; `real` has fewer images than the set; a network returns NaN; or the protocol's teacher is
-            not clearly better than chance on `real` (on `test` if `real` is not given).
+            kind of labels; `real` has fewer images than the set, or none of one of its classes; a network returns NaN;
+            or the protocol's teacher is not clearly better than chance on `real` (on `test` if `real` is not given).
         FloatingPointError: training diverged.
 
     Deviation: the tables of DC, DSA and DM give the population standard deviation of the accuracies over networks; here
