@@ -20,6 +20,7 @@ from distillkit.sets import Tiles
 from distillkit.sets._class_index import random_rows
 from distillkit.training import Protocol, accuracy, train
 from tests.distillkit.labels.toys import weights
+from tests.refused import refused
 
 SHAPE = (1, 8, 8)
 SHORT = Protocol(epochs=8, lr=0.1, batch=8)
@@ -273,18 +274,18 @@ def test_invalid_arguments_are_named() -> None:
     for name, test, real in (("test", other, None), ("real", data, other)):
         with pytest.raises(ValueError, match=rf"data and {name} .* with `{name}\.renormalize\(data\.normalization\)`"):
             evaluate(data, test, convnet, real=real)
-    with pytest.raises(ValueError, match="at least one architecture"):
-        evaluate(data, data, {})
     for wrong, words in (
-        ({"num_networks": 0}, "num_networks must be at least 1"),
+        ({"num_networks": 0}, "num_networks must be at least 1"), ({"factory": {}}, "at least one architecture"),
         ({"protocol": Protocol}, "^protocol must be a Protocol.*got the class Protocol"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=words):
-            evaluate(data, data, convnet, **wrong)
+        *(({name: 3}, f"^{name} must be") for name in ("data", "test", "real")),
+        *(({name: data[:0]}, f"^{name} must hold at least one image, got an empty set$") for name in ("data", "test")),
+    ):  # fmt: skip
+        how = {"data": data, "test": data, "factory": convnet, **wrong}
+        refused(lambda given=how: evaluate(**given), (TypeError, ValueError), words)
     empty = LabeledImages(torch.zeros(0, *SHAPE), torch.zeros(0, dtype=torch.int64), num_classes=2)
     for function in (train, accuracy):
-        with pytest.raises(ValueError, match="at least one image"):
-            function(convnet(), empty)
+        for wrong, words in ((empty, "^data must hold at least one image"), (3, "^data must be")):
+            refused(lambda f=function, d=wrong: f(convnet(), d), (TypeError, ValueError), words)
     for options in ({"lr": 0.0}, {"lr_drop": 0.0}, {"momentum": -1.0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             Protocol(**options)  # type: ignore[arg-type]

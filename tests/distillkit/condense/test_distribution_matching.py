@@ -14,18 +14,11 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
-from distillkit.condense import (
-    Progress,
-    distance_to_means,
-    distribution_matching,
-    embedding_means,
-    gradient_matching,
-    initial_images,
-    load_state,
-    save_state,
-)
+from distillkit.condense import Progress, distance_to_means, distribution_matching, embedding_means, gradient_matching
 from distillkit.condense._class_embeddings import _class_groups
 from distillkit.condense._parallel import ParallelMap, class_threads
+from distillkit.condense._state import load_state, save_state
+from distillkit.condense.initialization import initial_images
 from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
 from distillkit.normalization import IDENTITY
 from distillkit.rng import derive

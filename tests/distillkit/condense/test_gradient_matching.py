@@ -15,17 +15,10 @@ from torch import Tensor, nn
 from distillkit import LabeledImages, Normalization
 from distillkit._utils.shares import share_of
 from distillkit.augment import DSA
-from distillkit.condense import (
-    InnerTraining,
-    Progress,
-    distribution_matching,
-    initial_images,
-    load_state,
-    loops_for,
-    save_state,
-)
+from distillkit.condense import InnerTraining, Progress, distribution_matching, initial_images, loops_for
 from distillkit.condense._inner_training import TrainedNetwork
 from distillkit.condense._parameter_gradient import _TwiceDifferentiable, parameter_gradient
+from distillkit.condense._state import load_state, save_state
 from distillkit.condense.gradient_matching import gradient_matching
 from distillkit.condense.target_gradient import fit_to_gradient
 from distillkit.losses.matching import gradient_distance
