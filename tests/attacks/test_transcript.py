@@ -98,7 +98,9 @@ def test_altered_bits_are_detected(place: float, bit: int, tmp_path_factory: pyt
 def test_truncated_messages_are_refused(size: int, tmp_path: Path) -> None:
     path = run(tmp_path) / "transcript" / "2" / "11-down.safetensors"
     path.write_bytes(path.read_bytes()[:size])
-    refused(lambda: list(read_transcript(tmp_path)), DamagedTranscript, "11-down.safetensors is damaged")
+    messages = read_transcript(tmp_path)
+    assert [next(messages).client for _ in range(2)] == [3, 3]
+    refused(lambda: next(messages), DamagedTranscript, f"{path} is damaged")
 
 
 def test_message_in_anothers_place_is_refused(tmp_path: Path) -> None:
