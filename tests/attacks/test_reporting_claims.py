@@ -44,18 +44,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_cut_or_edited_ledger_is_the_verdict(run: Path, tmp_path: Path) -> None:
-    folder = copied(run, tmp_path)
-    path = folder / "ledger.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"count": 1', b'"count": 2', 1))
-    found = report(folder)
-    assert "nothing supports its claim, because its ledger is not intact" in found.verdict
-    assert str(path) in found.verdict
-    [said] = re.findall("because its ledger is not intact: (.*)[.]", found.verdict)
-    assert f"The ledger is not intact: {said}." in html.unescape(found.html.read_text(encoding="utf-8"))
-
-
-def copied(run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(run, tmp_path / "copy"))
+    whole = (run / "ledger.jsonl").read_bytes()
+    cut, edited = b"".join(whole.splitlines(keepends=True)[:3]), whole.replace(b'"count": 1', b'"count": 2', 1)
+    for name, data in {"cut": cut, "edited": edited}.items():
+        path = Path(shutil.copytree(run, tmp_path / name)) / "ledger.jsonl"
+        path.write_bytes(data)
+        found = report(path.parent)
+        [said] = re.findall("nothing supports its claim, because its ledger is not intact: (.*)[.]", found.verdict)
+        assert str(path) in said
+        assert f"The ledger is not intact: {said}." in html.unescape(found.html.read_text(encoding="utf-8"))
 
 
 def test_a_false_claim_is_the_verdict_and_a_true_one_is_not(run: Path, tmp_path: Path) -> None:
