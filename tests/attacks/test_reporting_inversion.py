@@ -72,14 +72,10 @@ def altered(run: Path, to: Path, **settings: Any) -> Path:
 def test_records_of_an_update_are_reconstructed(run: Path, tmp_path: Path) -> None:
     found = report(run, **GIVEN, invert=Inversion(owners=OWNERS, steps=100), out=tmp_path)
     [line] = [line for line in found.leaks if line.startswith("inverting the update")]
-    assert line.startswith("inverting the update of client 1 (the fewest records) in round 1 recovers ")
+    assert "client 1 (the fewest records) in round 1 recovers" in line
     assert "of its 3 records above 20 dB" in line
     assert found.verdict == f"This run leaks: {line}."
-    text = found.markdown.read_text(encoding="utf-8")
-    assert "and were as close 0 times" in text
-    assert "| the client's records " in text
-    assert text.count(line) == 1
-    assert "labels inferred from the message" in text
+    assert found.markdown.read_text(encoding="utf-8").count(line) == 1
 
 
 def told(run: Path, invert: Inversion, outside: LabeledImages | None) -> Section:
@@ -127,10 +123,11 @@ def test_the_search_gets_the_options(labels: str, run: Path, monkeypatch: pytest
     held = [] if outside is None else [f"the nearest held-out image of {len(TEST)}"]
     assert [row[0] for row in cells] == [f"the nearest private record of {len(TRAIN)}", *held]
     few, more = "covers 3 records; from more than 2", "covers 57 records; from more than 16"
-    end = "this attack recovers hardly anything, which says nothing of stronger attacks"
+    end, who = "this attack recovers hardly anything, which says nothing of stronger attacks", "the fewest records"
+    replay = lambda down, up: message  # noqa: E731
     for changed, why, remedy in (
         ({"seconds": 41.0}, "the search would take about 42 s, more than the 41 s allowed", "seconds=84"),
-        ({"max_records": 2}, f"the message of client 1 (the fewest records) {few} {end}", "max_records=3"),
+        ({"max_records": 2, "build_message": replay}, f"the message of client 1 ({who}) {few} {end}", "max_records=3"),
         ({"client": 0}, f"the message of client 0 {more} {end}", "max_records=57"),
     ):  # fmt: skip
         left = told(run, Inversion(**given, **changed), outside)
@@ -269,13 +266,8 @@ def test_user_defined_message_is_inverted(run: Path, tmp_path: Path, ordered: bo
     assert f"The message of client 1 (the fewest records) in round {number}, computed from 3 records" in text
     assert ordered or any("inverting" in line for line in found.leaks)
     near = [torch.cdist(x.flatten(1), TEST.images.flatten(1)).amin(1) < 0.1 for x in looked]
+    assert {len(x) for x in looked} == {64}
     assert {bool(x.all()) for x in near} == {bool(x.any()) for x in near} == {not ordered}
-
-
-def test_mistakes_are_named(run: Path, tmp_path: Path) -> None:
-    lost = Inversion(owners=OWNERS, build_message=lambda down, up: None)  # type: ignore[arg-type,return-value]
-    with pytest.raises(TypeError, match="the result of build_message must be an ObservedMessage"):
-        report(run, **GIVEN, invert=lost, out=tmp_path)
 
 
 def test_training_of_several_exchanges_is_inverted(run: Path, tmp_path: Path) -> None:
@@ -435,6 +427,7 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
         return Gradient.of(FACTORY(10), TRAIN.images[:3], TRAIN.labels[:3])
 
     beyond = [OWNERS[0], torch.tensor([59, 60, 58])]
+    lost = Inversion(owners=OWNERS, build_message=lambda down, up: None)  # type: ignore[arg-type,return-value]
     known = Inversion(owners=OWNERS, known_labels=True, build_message=build)
     pixels = {"members": TRAIN.pixels(), "network": None, "non_members": TEST}
     sent = "network must have the run's architecture: .* those sent to client 0 in round 1; build it as the run did"
@@ -446,6 +439,7 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
         ({"invert": Inversion(owners=beyond), "max_records": 30}, "owners must be .*, 0 to 59, got 58 to 60: give"),
         ({"invert": Inversion(owners=[OWNERS[0], -OWNERS[1]])}, "owners must be .*, got -2 to 0: give members="),
         ({"network": ConvNet((1, 8, 8), 10, width=4, depth=1), "invert": Inversion(client=0, max_records=57)}, sent),
+        ({"invert": lost}, "the result of build_message must be an ObservedMessage"),
         ({**pixels, "invert": known}, "members must be LabeledImages if known_labels is set"),
     ]
     for changed, said in cases:
