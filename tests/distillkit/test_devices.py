@@ -594,6 +594,17 @@ def test_autocast_is_that_of_the_device_that_computes(monkeypatch: pytest.Monkey
     assert kinds == ["cpu", "meta"]
 
 
+def test_weights_that_change_during_a_bf16_call_are_used() -> None:
+    """Autocast would otherwise keep the first copy of the weights until the end of the call."""
+    network = nn.Linear(4, 2, bias=False)
+
+    @on_device()
+    def call(images: Tensor, *, precision: Any = None) -> tuple[Tensor, Tensor]:
+        return network(images), nn.init.zeros_(network.weight), network(images)  # type: ignore[return-value]
+
+    assert [bool(one.any()) for one in call(torch.ones(1, 4), precision="bf16")] == [True, False, False]
+
+
 def test_tf32_is_set_during_the_call_only() -> None:
     seen_as = []
 

@@ -222,14 +222,8 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> Bars:
 
     class Counting:
         def __init__(self, total: int, what: str, *, unit: str = "step", progress: bool = True, done: int = 0) -> None:
-            self.what, self.unit, self.total, self.start, self.done, self.shown = (
-                what,
-                unit,
-                total,
-                done,
-                done,
-                progress,
-            )
+            self.what, self.unit, self.total, self.shown = what, unit, total, progress
+            self.start = self.done = done
 
         def __enter__(self) -> Counting:
             return self

@@ -4,6 +4,7 @@ import bz2
 import hashlib
 import pickle
 import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -228,13 +229,14 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
         write(tmp_path, name, monkeypatch)
     (tmp_path / "USPS" / "usps.bz2").write_bytes(b"nothing")
     words = r"usps in .* cannot be read \(USPS/usps.bz2, USPS/usps.t.bz2\): .+; delete the files"
-    for download in (False, True):
-        refused(lambda d=download: load("usps", root=tmp_path, download=d), ValueError, words)
+    refused(lambda: load("usps", root=tmp_path), ValueError, words)
     (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"")
     refused(lambda: load("mnist", root=tmp_path), ValueError, r"mnist in .* cannot be read")
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     batch.write_bytes(batch.read_bytes() + b"x")
-    refused(lambda: load("cifar10", root=tmp_path), ValueError, r"cifar10 in .* cannot be read .*corrupted")
+    for download in (False, True):
+        call = partial(load, "cifar10", root=tmp_path, download=download)
+        refused(call, ValueError, r"cifar10 in .* cannot be read .*corrupted")
 
 
 def test_missing_files_are_downloaded_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

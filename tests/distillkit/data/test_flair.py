@@ -77,8 +77,7 @@ def test_photos_without_labels_are_rows_of_zeros(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"missing labels_and_metadata\.json, small_images; get it"):
-        load_flair(tmp_path, size=6)
+    refused(lambda: load_flair(tmp_path, size=6), FileNotFoundError, "missing labels_and_metadata.json, small_images;")
     write(tmp_path / "flair")
     (tmp_path / "flair" / "small_images" / "15.jpg").unlink()
     with pytest.raises(FileNotFoundError, match=r"small_images lacks 1 pictures, such as 15\.jpg; get it with"):
@@ -113,8 +112,7 @@ def test_damaged_metadata_and_invalid_options_are_refused(tmp_path: Path) -> Non
 def test_too_many_photos_for_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
     monkeypatch.setattr(os, "sysconf", lambda name: 20)
-    with pytest.raises(ValueError, match=r"400 bytes of memory; use open_dataset\(\.\.\.\), which reads"):
-        load_flair(tmp_path, size=6)
+    refused(lambda: load_flair(tmp_path, size=6), ValueError, r"400 bytes of memory; use open_dataset\(\.\.\.\), whi")
 
 
 def test_stored_photos_equal_loaded_ones(tmp_path: Path) -> None:

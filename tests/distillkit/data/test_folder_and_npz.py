@@ -96,8 +96,7 @@ def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> N
     words = "1 folders that are not in classes; add or move them: test/cow"
     refused(lambda: load_folder(tmp_path, classes=("cat", "dog")), ValueError, words)
     (tmp_path / "train" / "cow").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"1 missing pictures \(\.png, .*\) in class folders: train/cow$"):
-        load_folder(tmp_path)
+    refused(lambda: load_folder(tmp_path), FileNotFoundError, r"1 missing pictures \(\.png, .*\) in .*: train/cow$")
 
 
 def test_splits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
@@ -116,8 +115,7 @@ def test_splits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
 def test_an_empty_or_flat_test_is_refused(tmp_path: Path) -> None:
     class_folder(tmp_path / "train")
     (tmp_path / "test").mkdir()
-    with pytest.raises(ValueError, match=r"holds no pictures; expected test/class/picture\.png, or no test at all"):
-        load_folder(tmp_path)
+    refused(lambda: load_folder(tmp_path), ValueError, "no pictures; expected test/class/picture.png, or no test at")
     save(tmp_path / "test" / "a.png", picture(0))
     refused(lambda: load_folder(tmp_path), ValueError, "test holds 1 pictures but no class folders")
     class_folder(tmp_path / "test")
@@ -134,8 +132,7 @@ def test_an_empty_or_flat_test_is_refused(tmp_path: Path) -> None:
 def test_a_fraction_without_test_pictures_is_refused_and_untested_classes_are_reported(tmp_path: Path) -> None:
     class_folder(tmp_path, each=1)
     class_folder(tmp_path, ("dog",), each=2, shift=100)
-    with pytest.raises(ValueError, match=r"test_fraction=0.2 holds out no picture: the largest class has 2; give"):
-        load_folder(tmp_path)
+    refused(lambda: load_folder(tmp_path), ValueError, "fraction=0.2 holds out no picture: the largest class has 2;")
     class_folder(tmp_path, ("cow",), each=5)
     class_folder(tmp_path, "efgh", each=1, shift=300)  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="of 6 of 7 classes, which will not be tested: cat, dog, e, f, g$"):
@@ -178,8 +175,7 @@ def test_links(tmp_path: Path) -> None:
 
 
 def test_missing_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere; expected class/picture\.png"):
-        load_folder(tmp_path / "nowhere")
+    refused(lambda: load_folder(tmp_path / "nowhere"), FileNotFoundError, "no folder .*nowhere; expected class/picture")
     refused(lambda: load_folder(tmp_path), FileNotFoundError, "has no sub-folders")
 
 
@@ -231,8 +227,6 @@ def test_transparent_pictures_need_a_background(tmp_path: Path, mode: str) -> No
     drawing(mode).save(tmp_path / "a" / "1.png")
     open_cached = partial(open_folder, cache=tmp_path.parent / f"{tmp_path.name}.cache")
     for read in (load_folder, open_cached):
-        with pytest.raises(ValueError, match=r"a/1\.png: some of its pixels are transparent.*background=1 for white"):
-            read(tmp_path, test_fraction=0.0)
         for background in (0.0, 1.0, 0.25):
             train = read(tmp_path, test_fraction=0.0, background=background, normalization=IDENTITY).train
             images = (train if isinstance(train, LabeledImages) else train.read()).images
@@ -241,6 +235,8 @@ def test_transparent_pictures_need_a_background(tmp_path: Path, mode: str) -> No
             assert float(images[1, :, 1, 1:5].max()) == 0  # opaque black
             half = 0.0 if mode == "P" else background / 2
             assert torch.allclose(images[1, :, 2:4, 2:4], torch.tensor(half), atol=0.004)
+        with pytest.raises(ValueError, match=r"a/1\.png: some of its pixels are transparent.*background=1 for white"):
+            read(tmp_path, test_fraction=0.0)
     for wrong in (1.5, -0.1, True):
         with pytest.raises((ValueError, TypeError), match="background"):
             load_folder(tmp_path, background=wrong)

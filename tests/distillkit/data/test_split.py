@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, split_by
+from distillkit.data._hold_out import hold_out_content
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -68,6 +69,16 @@ def test_content_decides_anew_in_a_second_split() -> None:
     assert sorted(map(len, split_by(alone, "patient", 0.5, hold_out="content"))) == [0, 2]
     whole = split_by(data.replace(info={"domains": ["a", "b"]}), "patient", 0.0)
     assert ("hold_out" in whole.train.info, whole.train.class_names, whole.domains) == (False, (), ("a", "b"))
+
+
+def test_content_holds_out_the_share_and_anew_for_each_purpose() -> None:
+    digests = [str(number).encode() for number in range(20_000)]
+    for fraction, low, high in ((0.001, 5, 40), (0.3, 5750, 6250)):
+        kept, held_out = hold_out_content(digests, fraction, "a")
+        assert low < len(held_out) < high
+        assert torch.equal(torch.cat([kept, held_out]).sort().values, torch.arange(20_000))
+    other = hold_out_content(digests, 0.3, "b")[1]
+    assert 1600 < len(set(other.tolist()) & set(held_out.tolist())) < 2000
 
 
 def test_label_rows_are_split_too() -> None:

@@ -283,5 +283,8 @@ def test_joined_tables_keep_the_origin_of_their_classes(tmp_path: Path) -> None:
     split = load_table(competition(tmp_path), folder=tmp_path / "train", test_fraction=0)
     joined = as_domains({"north": split, "south": split})
     assert (joined.train.info["classes"], joined.train.class_names) == ("labels", split.classes)
+    folders = Split(*(part.replace(info={**part.info, "classes": "folders"}) for part in split), split.classes)
+    for first, second, origin in ((split, folders, "labels"), (folders, split, "folders")):
+        assert as_domains({"north": first, "south": second}).train.info["classes"] == origin
     declared = as_domains({"north": split}, classes=split.classes)
     assert "classes" not in declared.train.info
