@@ -196,31 +196,6 @@ def test_record_without_a_finite_gradient_counts_as_zero(function: Any) -> None:
     assert clips(lambda: programs.Alone(function)) <= 1e-12
 
 
-def table() -> nn.Module:
-    """Return a network that looks pixels up in a table: a pixel outside it makes the operator fail."""
-    look = lambda m, x: m.classifier(m.table((100 * x).flatten(1).long()).flatten(1))  # noqa: E731
-    return Layer(look, table=nn.Embedding(100, 2), classifier=nn.Linear(32, 3))
-
-
-def test_record_for_which_an_operator_fails_counts_as_zero() -> None:
-    """Neither an error nor the other records' rows show that it took part."""
-    images = torch.rand(24, 1, 4, 4, generator=derive(1))
-    images[CANARY] = 1.0
-    released = []
-    for keep in (torch.arange(24) >= 0, torch.arange(24) != CANARY):
-        model = build(table, 0)
-        train(model, LabeledImages(images, DATA.labels, num_classes=3)[keep], sigma=0.0, clip=1e-3, rate=1.0, steps=1)
-        released.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    torch.testing.assert_close(*released)
-    gradients = per_example_gradients(model, dropped_losses(model), (images, DATA.labels))
-    alone = [gradients(image[None], label[None]) for image, label in zip(images, DATA.labels)]
-    usual = gradients(images.index_fill(0, torch.tensor(CANARY), 0.5), DATA.labels)
-    for column, parts, other in zip(gradients(images, DATA.labels), zip(*alone), usual):
-        torch.testing.assert_close(column, torch.cat(parts))
-        assert not column[CANARY].any()
-        assert torch.equal(column[:CANARY], other[:CANARY])  # to the last bit, whatever fails beside them
-
-
 def test_measured_normalization_is_refused_unless_public() -> None:
     measured = DATA.replace(normalization=Normalization.of(DATA.images))
     refused(lambda: train(FaultyNetwork(3), measured), PrivateStatistics, "train_private")
@@ -345,38 +320,30 @@ AMBIENT: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("entry", ["captured", "opacus", "opacus-ghost", "class_sums"])
 @pytest.mark.parametrize("state", AMBIENT)
-def test_ambient_states_that_change_the_arithmetic_or_see_records_are_refused(state: str, entry: str) -> None:
-    embedders = PublicEmbedders(FixedNetwork(build(lambda: FaultyNetwork(3), 0)), 1, like=DATA)
-    enter, words = AMBIENT[state]
-    with enter():
-        if entry == "class_sums":
-            refused(lambda: class_sums(*DATA, embedders, num_classes=3), PrivacyError, f"FaultyNetwork: {words}")
-        else:
-            model = build(lambda: FaultyNetwork(3), 0) if state != "dispatch" else FaultyNetwork(3)
-            refused(lambda: train(model, gradients=entry), PrivacyError, f"^the network FaultyNetwork.*: {words}")
-
-
-@pytest.mark.parametrize("kind", GRADIENTS)
-def test_ambient_states_are_looked_for_at_every_call(kind: str) -> None:
-    """As between two steps, by an optimizer; a default device changes no arithmetic."""
-    model = build(lambda: FaultyNetwork(3), 0)
-    parameters = list(model.parameters())
+def test_ambient_states_that_change_the_arithmetic_or_see_records_are_refused(state: str) -> None:
+    """At every call, as an optimizer may change them between two steps; a default device changes no arithmetic."""
+    model, own = build(lambda: FaultyNetwork(3), 0), DATA.labels.as_subclass(type("Own", (Tensor,), {}))
+    private = PrivateGradient(list(model.parameters()), sigma=0.0, clip=1.0, denominator=1.0, secret=Secret())
+    make = lambda kind, labels: clipped_gradients(kind, model, lambda n, x, y: rows(n(x), y), (DATA.images, labels))  # noqa: E731
     with torch.device("cpu"), precision(BACKENDS.mkldnn.matmul, "ieee"):
-        source = clipped_gradients(kind, model, lambda n, x, y: rows(n(x), y), tuple(DATA))
-        private = PrivateGradient(parameters, sigma=0.0, clip=1.0, denominator=1.0, secret=Secret())
-        source.add_to(private, *DATA)
-    own = DATA.labels.as_subclass(type("Own", (Tensor,), {}))
-    for call in (
-        lambda: source.add_to(private, DATA.images, own),
-        lambda: clipped_gradients(kind, model, lambda n, x, y: rows(n(x), y), (DATA.images, own)),
-        lambda: capture(lambda shared, x: [x], [own], [DATA.images], function_name="it"),
-    ):
-        refused(call, NotCapturable, ": a Own is not a plain tensor and may run code of its own; convert it")
-    for enter, words in AMBIENT.values():
+        embedders, sources = (
+            PublicEmbedders(FixedNetwork(model), 1, like=DATA),
+            [make(k, DATA.labels) for k in GRADIENTS],
+        )
+        for source in sources:
+            source.add_to(private, *DATA)
+    enter, words = AMBIENT[state]
+    calls = [lambda labels, k=kind: make(k, labels) for kind in GRADIENTS]
+    calls += [lambda labels, s=source: s.add_to(private, DATA.images, labels) for source in sources]
+    for call in (*calls, lambda shared: capture(lambda shared, x: [x], [shared], [DATA.images], function_name="it")):
         with enter():
-            refused(lambda: source.add_to(private, *DATA), PrivacyError, f"^the network FaultyNetwork.*: {words}")
+            refused(lambda: call(DATA.labels), PrivacyError, f"^(the network FaultyNetwork.*|it): {words}")  # noqa: B023
+        refused(lambda: call(own), NotCapturable, ": a Own is not a plain tensor and may run code")  # noqa: B023
+    with enter():
+        refused(
+            lambda: class_sums(*DATA, embedders, num_classes=3), PrivacyError, f"^the network FaultyNetwork: {words}"
+        )
 
 
 def vit(size: int = 8) -> nn.Module:

@@ -31,6 +31,7 @@ from distillkit.privacy import (
     without_batch_norm,
 )
 from distillkit.privacy.capture._captured_function import captured_augmentation
+from distillkit.privacy.gradients import per_example
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.faulty_network import Layer
@@ -44,21 +45,6 @@ def convnet(norm: str = "instance") -> nn.Module:
 
 def train(model: nn.Module, data: LabeledImages, **options: object) -> Ledger:
     return train_private(model, data, **grouped(**{"size": 12, "sigma": 1.0, "rate": 0.5, "steps": 3} | options))  # type: ignore[arg-type]
-
-
-def test_integer_rows_give_single_example_gradients() -> None:
-    """Tokens have no gradient, but the embedding table that they index has one."""
-    model = build(lambda: nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(12, 3)), 0).double()
-    tokens, labels = torch.randint(7, (5, 4), generator=derive(0)), torch.tensor([0, 1, 2, 2, 0])
-
-    def losses(images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(model(images), labels, reduction="none")
-
-    rows = per_example_gradients(model, losses, (tokens, labels))(tokens, labels)
-    for i in range(5):
-        alone = torch.autograd.grad(losses(tokens[i : i + 1], labels[i : i + 1]).sum(), list(model.parameters()))
-        for ours, theirs in zip(rows, alone, strict=True):
-            torch.testing.assert_close(ours[i], theirs)
 
 
 def test_loss_without_parameters_has_rows_of_zeros(toy_set: LabeledImages) -> None:
@@ -97,6 +83,14 @@ def test_rounds_compose_and_the_model_can_be_trained_again(toy_set: LabeledImage
     assert model.training
 
 
+def test_chunks_depend_on_public_numbers_only(toy_set: LabeledImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(per_example, "chunk_for", lambda *given: seen.append(given[3:]) or 5)
+    for data, chunk in ((toy_set, None), (toy_set[:3], 7)):
+        train(linear(), data, size=48, rate=0.25, chunk=chunk)
+    assert seen == [(12.0, None), (12.0, 7)]
+
+
 def test_budget_stops_training_before_the_first_step(toy_set: LabeledImages) -> None:
     model = convnet().eval()
     before = [p.detach().clone() for p in model.parameters()]
@@ -118,18 +112,8 @@ def test_options_are_applied(toy_set: LabeledImages) -> None:
     def margin(logits: Tensor, labels: Tensor) -> Tensor:
         return -logits.gather(1, labels[:, None])[:, 0]
 
-    ledger = train_private(
-        model,
-        toy_set.images,
-        toy_set.labels,
-        size=12,
-        epsilon=3.0,
-        delta=1e-4,
-        rate=0.5,
-        steps=3,
-        optimizer=lambda p: torch.optim.Adam(p, lr=0.01),
-        loss=margin,
-    )
+    adam = partial(torch.optim.Adam, lr=0.01)
+    ledger = train(model, toy_set, epsilon=3.0, sigma=None, delta=1e-4, optimizer=adam, loss=margin)
     assert ledger.events[0].sigma == plan_noise(3.0, 1e-4, count=3, rate=0.5).sigma
     assert torch.equal(model.classifier.bias, kept)  # type: ignore[union-attr]
     for wrong in ({"epsilon": 3.0}, {"sigma": None}):
@@ -149,6 +133,7 @@ def test_batch_norm_is_refused_or_converted(toy_set: LabeledImages) -> None:
     assert isinstance(model.body[1], nn.BatchNorm2d)  # type: ignore[index, union-attr]
     assert isinstance(converted.body[1], nn.GroupNorm)  # type: ignore[index, union-attr]
     assert converted.body[1].weight.dtype == torch.float64  # type: ignore[index, union-attr]
+    assert isinstance(without_batch_norm(model.eval()).body[1], nn.GroupNorm)  # type: ignore[index, union-attr]
     train(converted, toy_set, ledger=ledger)
     assert ledger.events[0].count == 3
     assert isinstance(without_batch_norm(nn.BatchNorm2d(4)), nn.GroupNorm)
@@ -340,6 +325,7 @@ def test_unsupported_models_are_refused() -> None:
                  nn.InstanceNorm1d(2, track_running_stats=True)):  # fmt: skip
         network = nn.Sequential(nn.Linear(2, 2), norm, nn.ReLU(), copy.deepcopy(norm))
         refused(lambda n=network: require_per_example(n), BatchStatistics, "^layers 1, 3 of Sequential keep or use")
+    refused(lambda: require_per_example(nn.BatchNorm1d(2)), BatchStatistics, "^layers BatchNorm1d of BatchNorm1d keep")
     for norm in (nn.BatchNorm1d(2).eval(), nn.InstanceNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True).eval()):
         require_per_example(nn.Sequential(nn.Linear(2, 2), norm))
 
@@ -370,3 +356,5 @@ def test_error_of_an_optimizer_says_that_the_steps_are_charged(toy_set: LabeledI
     words = r"lr must be finite and at most 3.4e\+38 for these parameters, got 1e\+39"
     mixed = first(lambda x: x.flatten(1))  # of float32 and float64
     refused(lambda: train(mixed, toy_set, optimizer=lambda p: torch.optim.SGD(p, lr=1e39)), ValueError, words)
+    largest = torch.finfo(torch.float32).max
+    train(mixed, toy_set, steps=1, optimizer=lambda p: torch.optim.SGD(p, lr=largest))

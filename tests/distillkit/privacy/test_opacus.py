@@ -55,6 +55,10 @@ def flat(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(20, 6), *layers, nn.Linear(6, 3))
 
 
+def lstm(inputs: int, outputs: int) -> nn.Module:
+    return nn.LSTM(inputs, outputs, batch_first=True)
+
+
 def convolutions() -> nn.Module:
     first = [nn.Conv2d(1, 4, 2, bias=False), nn.GroupNorm(2, 4), nn.ReLU(inplace=True)]
     return nn.Sequential(*first, nn.Conv2d(4, 4, 2, groups=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(80, 3))
@@ -102,10 +106,11 @@ def test_only_the_given_parameters_are_trained_on_all_columns(kind: str) -> None
     def weighted(network: nn.Module, images: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         return weights * losses(network, images, labels)
 
-    network = build(lambda: flat(nn.Tanh()).double(), 0)
+    both = lambda m, x: m.flat(x) + m.rnn(x[:, 0])[0][:, -1]  # noqa: E731
+    network = build(lambda: Layer(both, flat=flat(nn.Tanh()), rnn=lstm(4, 3)).double(), 0)
     images = torch.randn(9, 1, 5, 4, generator=derive(1), dtype=torch.float64)
     columns = images, torch.arange(9) % 3, torch.arange(9).double()
-    trained = {"1.weight": network.get_parameter("1.weight")}
+    trained = {name: network.get_parameter(name) for name in ("flat.3.bias", "flat.1.weight")}
     private = PrivateGradient([*trained.values()], sigma=0.0, clip=math.inf, denominator=1.0, secret=Secret())
     clipped_gradients(kind, network, weighted, columns, trained=trained).add_to(private, *columns)
     wanted = torch.autograd.grad(weighted(network, *columns).sum(), [*trained.values()])
@@ -174,18 +179,14 @@ def test_gradients_have_full_precision_in_any_surroundings(kind: str, monkeypatc
 
 
 @pytest.mark.parametrize("kind", GRADIENTS)
-@pytest.mark.parametrize("place", ["bank", "1.weight"])
+@pytest.mark.parametrize("place", ["images", "labels", "age"])
 def test_network_that_shares_records_is_refused_where_only_memory_is_compared(kind: str, place: str) -> None:
     """As on the clients of a federated run."""
-    network, images, ledger = flat(), torch.rand(6, 1, 5, 4), Ledger()
-    if place == "bank":
-        network.register_buffer("bank", images)
-    else:
-        network[1].weight.data = images.view(6, 20)  # type: ignore[index]
-    words = rf"^the network Sequential uses the records themselves .*\({place} shares their memory\)"
-    with pytest.raises(NotCapturable, match=words):
+    data = LabeledImages(torch.rand(6, 1, 5, 4), torch.arange(6) % 3, num_classes=3, columns={"age": torch.rand(6)})
+    network, ledger = flat(Layer(lambda m, x: x, bank=data.columns.get(place, getattr(data, place, None)))), Ledger()
+    with pytest.raises(NotCapturable, match=r"^the network Sequential uses the records themselves .*\(2\.bank shares"):
         apart_from_records(content=False)(train_private)(
-            network, images, torch.arange(6) % 3, size=6, sigma=1.0, gradients=kind, ledger=ledger, progress=False
+            network, data, size=6, sigma=1.0, gradients=kind, ledger=ledger
         )
     assert ledger.events == ()
 
@@ -207,6 +208,7 @@ def test_a_record_for_which_the_code_fails_counts_as_zero(kind: str) -> None:
     wrong = labels.clone()
     wrong[4] = 99
     torch.testing.assert_close(taken(wrong, torch.arange(9)), taken(labels, others))
+    assert all(p.grad is None and p.grad_sample is None for p in source._own)  # type: ignore[union-attr]
     kept = {name for module in source._twin.modules() for name in vars(module)}  # type: ignore[union-attr]
     assert not kept & {"activations", "max_batch_len"}
     assert {name for p in source._own for name in vars(p)} == {"grad_sample", "_forward_counter"}  # type: ignore[union-attr]
@@ -270,6 +272,11 @@ def chosen(mix: Callable[[Tensor], Tensor]) -> nn.Module:
     return nn.Sequential(Layer(lambda m, x: mix(x) if x.min() >= 0 and x.max() <= 1 else x), flat())
 
 
+def where(mixes: Callable[[Tensor], Any]) -> nn.Module:
+    """Return a network that mixes the records if some or all of them have negative pixels."""
+    return nn.Sequential(Layer(lambda m, x: x - x.mean(0) if mixes(x.flatten(1).amin(1) < 0) else x), flat())
+
+
 def pair(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits and embeddings."""
     embedded = module.embed(x.flatten(1))
@@ -310,10 +317,6 @@ def single(memo: Any) -> Any:
     raise RuntimeError("only one\nof them")
 
 
-def lstm(inputs: int, outputs: int) -> nn.Module:
-    return nn.LSTM(inputs, outputs, batch_first=True)
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
     "buffered": (
         lambda: flat(scaled(torch.ones(6), used=torch.zeros(2))), NotCapturable,
@@ -328,6 +331,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
     "mixing": (lambda: flat(Layer(mixing)), BatchStatistics, r"\(parameter 1\.weight\)\. A .* mixes the records"),
     "images": (lambda: chosen(lambda x: x - x.mean(0)), BatchStatistics, "mixes the records"),
     "range": (lambda: chosen(lambda x: x * 255), BatchStatistics, "mixes the records"),
+    "negative images": (lambda: where(lambda dark: dark.all()), BatchStatistics, "mixes the records"),
+    "some negative images": (lambda: where(lambda dark: dark.any() and not dark.all()), BatchStatistics, "mixes"),
     "classes": (lambda: Layer(pair, embed=nn.Linear(20, 6), out=nn.Linear(6, 3)), BatchStatistics, "mixes the records"),
     "mixed norms": (lambda: flat(nn.Sequential(flip(), nn.Linear(6, 6), flip())), BatchStatistics, "mixes the records"),
     "counting": (
@@ -336,7 +341,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
     ),
     "borrowed": (
         lambda: Layer(
-            lambda m, x: F.linear(m.first(x.flatten(1)), m.layer.weight), layer=nn.Linear(9, 3), first=nn.Linear(20, 9)
+            lambda m, x: F.linear(m.first(x.flatten(1)), m.layer.weight), first=nn.Linear(20, 9), layer=nn.Linear(9, 3)
         ),
         PrivacyError, r"layer\.weight",
     ),
@@ -454,6 +459,7 @@ def test_memory_is_estimated_from_values_of_one_record(kind: str, monkeypatch: p
 def test_lack_of_memory_is_an_error(kind: str) -> None:
     network, like = flat(nn.Tanh()), (torch.rand(2, 1, 5, 4), torch.tensor([0, 1]))
     source: Any = clipped_gradients(kind, network, losses, like)
+    assert all(p.grad is None and p.grad_sample is None for p in source._own)
     private = PrivateGradient([*network.parameters()], sigma=0.0, clip=1.0, denominator=1.0, secret=Secret())
 
     def full(*given: Any) -> Any:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from distillkit.networks._dropout import _drop, seed_dropout
 from distillkit.privacy import BatchStatistics, NotCapturable, PrivacyError
 from distillkit.privacy.capture import _tracing
 from distillkit.privacy.capture._captured_function import CapturedFunction, capture
@@ -29,7 +30,8 @@ from tests.refused import refused
 aten = torch.ops.aten
 Function = Callable[[Sequence[Tensor], Tensor], Tensor]
 BESIDE = torch.zeros(4)
-HELD: Any = nn.Sequential(nn.Linear(2, 2))
+HELD: Any = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.LSTM(2, 2))
+seed_dropout(HELD, torch.Generator())
 HELD[0].kept = torch.zeros(2)
 
 
@@ -169,6 +171,9 @@ ACCEPTED: dict[str, Function] = {
     "fixed statistics": lambda s, x: F.batch_norm(wide(x), s[0], s[1], None, None, False),
     "fixed statistics, operator": lambda s, x: torch.native_batch_norm(wide(x), None, None, *s, False, 0.1, 1e-5)[0],
     "profiler": marked,
+    "fused LSTM": lambda s, x: HELD[2](x.view(2, 2))[0].flatten(),
+    "fused attention": lambda s, x: F.scaled_dot_product_attention(*[x.view(1, 1, 2, 2)] * 3).flatten(),
+    "seeded dropout": lambda s, x: x + 0 * HELD[1](x),
     "float64": lambda s, x: x.double() / 3,
     "no generator": lambda s, x: x + 0 * torch.rand(4, generator=None),
     "dtype by name": lambda s, x: x[torch.zeros(4, dtype=torch.int64)] + 0 * torch.rand(4),
@@ -181,9 +186,12 @@ ACCEPTED: dict[str, Function] = {
 def test_results_are_those_of_each_record_alone(name: str) -> None:
     given, rows = [torch.rand(4), torch.rand(4) + 1], torch.randn(5, 4, generator=derive(0))
     before, function = [t.clone() for t in (*given, rows)], ACCEPTED[name]
-    found = captured(function, *given)
+    found = captured(function, *given, modules=[HELD])
+    assert HELD[1].forward.func is _drop
     assert found.batched == (name != "list")
-    (column,) = found(given, rows, generator=derive(1))
+    assert torch.backends.mkldnn.enabled
+    (column,), (none,) = (found(given, some, generator=derive(1)) for some in (rows, rows[:0]))
+    assert (none.shape, none.dtype) == ((0, *column.shape[1:]), column.dtype)
     torch.testing.assert_close(column, torch.stack([function([t.clone() for t in given], x.clone()) for x in rows]))
     assert all(torch.equal(a, b) for a, b in zip((*given, rows), before))
     assert torch.distributions.Distribution._validate_args
@@ -337,16 +345,21 @@ def test_sizes_count_the_values_of_one_record() -> None:
 def test_records_are_evaluated_one_by_one_where_a_batch_fails_or_differs(
     factor: Any, batched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, rows = torch.func.vmap, torch.tensor([[0.0, 1, 2, 3], [9, 0, 0, 0], [3, 3, 1, 0]])
+    """A record for which an operator fails has rows of zeros, and does not change a bit of the others."""
+    real, weights = torch.func.vmap, torch.rand(4, 300)
+    places = torch.tensor([[0.0, 1, 2, 3], [9, 0, 0, 0], [3, 3, 1, 0]])
     with monkeypatch.context() as patched:
         scaled = lambda call, places: lambda *given: [factor * row for row in real(call, places)(*given)]  # noqa: E731
         patched.setattr(torch.func, "vmap", scaled)
-        found = captured(lambda given, x: given[0][x.long()] + torch.rand(4), torch.arange(4.0))
+        found = captured(lambda s, x: (s[0][x.long()] + torch.rand(4)) @ s[1], torch.rand(4), weights)
     assert found.batched == batched
-    (column,) = found([torch.tensor([5.0, 6, 7, 8])], rows, generator=derive(2))
-    wanted = torch.rand(3, 4, generator=derive(2)) + torch.tensor([[5.0, 6, 7, 8], [0, 0, 0, 0], [8, 8, 6, 5]])
-    wanted[1] = 0  # its index is out of bounds
-    torch.testing.assert_close(column, wanted)
+    given = [torch.tensor([5.0, 6, 7, 8]), weights]
+    (column,), (usual,) = (found(given, p, generator=derive(2)) for p in (places, places.clamp(max=3)))
+    wanted = (torch.tensor([[5.0, 6, 7, 8], [0] * 4, [8, 8, 6, 5]]) + torch.rand(3, 4, generator=derive(2))) @ weights
+    torch.testing.assert_close(column[[0, 2]], wanted[[0, 2]])
+    assert torch.equal(column[[0, 2]], usual[[0, 2]])
+    assert usual[1].all()
+    assert not column[1].any()
 
 
 def test_a_function_must_work_for_some_record_of_noise() -> None:
@@ -367,8 +380,10 @@ def test_a_function_must_work_for_some_record_of_noise() -> None:
 
 def test_lack_of_memory_is_an_error_and_results_share_no_memory() -> None:
     weight, rows = torch.ones(4), torch.zeros(3, 4)
-    found = capture(lambda given, x: [given[0], x + 1], [weight], [rows], function_name="it")
-    assert [(t.shape, t.dtype) for t in found([weight], rows[:0])] == [((0, 4), torch.float32)] * 2
+    found = capture(lambda given, x: [given[0], x.double() + 1], [weight], [rows], function_name="it")
+    assert [(t.shape, t.dtype) for t in found([weight], rows[:0])] == [
+        ((0, 4), t) for t in (weight.dtype, torch.float64)
+    ]
     assert all(a is not b for a, b in zip(found([weight], rows[:0]), found._outputs))
     assert found([weight], rows)[0].untyped_storage().data_ptr() != weight.untyped_storage().data_ptr()
 
@@ -380,15 +395,21 @@ def test_lack_of_memory_is_an_error_and_results_share_no_memory() -> None:
         refused(lambda: found([weight], rows), torch.OutOfMemoryError, "no memory")
 
 
-def test_constants_and_arguments_that_are_records_are_named() -> None:
-    public, records = torch.ones(4), torch.rand(3, 4, generator=derive(0))
-    held: Any = nn.Module()
-    held.bank = records[1]
-    beside = "it uses the records themselves besides the one that it is given"
-    for shared, name in (((public, records[0]), "b"), ((public, public, records), "an argument"), ((records[0],), "w")):
-        with pytest.raises(NotCapturable, match=rf"^{beside} \({name} shares their memory\)"):
-            capture(lambda given, x: [x], shared, [records], function_name="it", names=("w", "b"))
-    found = captured(lambda s, x: x * public + held.bank, modules=[held])
+BESIDES = "^it uses the records themselves besides the one that it is given"
+
+
+@pytest.mark.parametrize("name", ["w", "b", "an argument"])
+def test_arguments_that_are_records_are_named(name: str) -> None:
+    records, public = torch.zeros(3, 4), torch.ones(4)
+    shared = [*[public] * ["w", "b", "an argument"].index(name), records[0]]
+    with pytest.raises(NotCapturable, match=rf"{BESIDES} \({name} shares their memory\)"):
+        capture(lambda given, x: [x], shared, [records], function_name="it", names=("w", "b"))
+
+
+def test_constants_that_are_records_of_a_later_call_are_named() -> None:
+    public, records, held = torch.ones(4), torch.zeros(3, 4), nn.Module()
+    held.bank = records[1]  # type: ignore[assignment]
+    found = captured(lambda s, x: x * public + held.bank, modules=[held])  # type: ignore[operator]
 
     @apart_from_records(content=False)
     def later() -> None:
@@ -396,60 +417,60 @@ def test_constants_and_arguments_that_are_records_are_named() -> None:
         declare_records(records)
         found.refuse_records()
 
-    refused(later, NotCapturable, rf"^{beside} \(bank shares their memory\), so every record")
-    images, array = torch.rand(3, 1, 4, 4, generator=derive(0)), []
-    constant = images[:1].clone()
+    refused(later, NotCapturable, rf"{BESIDES} \(bank shares their memory\), so every record")
+
+
+@pytest.mark.parametrize("place", ["the variable array", "a tensor outside it"])
+def test_copies_of_records_are_found_wherever_they_are(place: str) -> None:
+    images = torch.rand(3, 1, 4, 4, generator=derive(0))
+    array, constant = images[1:2].clone().numpy(), images[:1].clone()
     hidden: Any = weakref.ref(constant)
-    functions: list[Function] = [lambda s, x: x * float(array[0].sum()), lambda s, x: x * hidden().sum()]
-    for function, place in zip(functions, ("the variable array", "a tensor outside it")):
+    reading: Function = lambda s, x: x * float(array.sum())  # noqa: E731
+    if place == "a tensor outside it":
+        reading = lambda s, x: x * hidden().sum()  # noqa: E731
 
-        @apart_from_records()
-        def reading(function: Function = function) -> None:
-            declare_records(images)
-            captured(function)
+    @apart_from_records()
+    def capturing() -> None:
+        declare_records(images)
+        captured(reading)
 
-        array[:] = [images[1:2].clone().numpy()]
-        refused(reading, NotCapturable, rf"^it holds a copy of a private record \({place}\), so a record")
+    refused(capturing, NotCapturable, rf"^it holds a copy of a private record \({place}\), so a record")
 
 
 Law = Callable[[int, torch.Generator], Tensor]
 
 
-def uniform(low: float = 0.0, high: float = 1.0, dtype: torch.dtype = torch.float32) -> Law:
-    return lambda n, g: low + (high - low) * torch.rand(n, 40, generator=g, dtype=dtype)
-
-
-def normal(mean: float = 0.0, std: float = 1.0) -> Law:
-    return lambda n, g: mean + std * torch.randn(n, 40, generator=g)
-
-
-def coin(rate: float) -> Law:
-    return lambda n, g: (torch.rand(n, 40, generator=g) < rate).float()
-
-
-def integer(low: int, high: int, dtype: torch.dtype = torch.float32) -> Law:
-    return lambda n, g: torch.randint(low, high, (n, 40), generator=g).to(dtype)
+def coin(count: int, generator: torch.Generator, rate: float) -> Tensor:
+    return (torch.rand(count, 40, generator=generator) < rate).float()
 
 
 DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], Law]] = {
-    "rand": (lambda x: torch.rand(x.shape), uniform()),
-    "rand in float64": (lambda x: torch.rand(x.shape, dtype=torch.float64), uniform(dtype=torch.float64)),
-    "randn": (lambda x: torch.randn(x.shape), normal()),
-    "uniform_": (lambda x: torch.empty_like(x).uniform_(1, 3), uniform(1, 3)),
-    "normal_": (lambda x: torch.empty_like(x).normal_(1, 2), normal(1, 2)),
-    "normal_ by name": (lambda x: torch.empty_like(x).normal_(std=0.5), normal(0, 0.5)),
-    "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), coin(0.3)),
-    "bernoulli_": (lambda x: torch.empty_like(x).bernoulli_(0.4), coin(0.4)),
-    "bernoulli of one rate": (lambda x: torch.bernoulli(x, 0.4), coin(0.4)),
-    "dropout": (lambda x: F.dropout(x + 0.6, 0.4), lambda n, g: coin(0.6)(n, g)),
-    "dropout of channels": (lambda x: F.dropout1d(x[:, None] + 0.6, 0.4)[:, 0], lambda n, g: coin(0.6)(n, g)),
-    "rand_like": (lambda x: torch.rand_like(x), uniform()),
-    "randn_like": (lambda x: torch.randn_like(x), normal()),
-    "randint": (lambda x: torch.randint(4, x.shape), integer(0, 4, torch.int64)),
-    "randint from 2": (lambda x: torch.randint(2, 6, x.shape, dtype=torch.int32), integer(2, 6, torch.int32)),
-    "randint_like": (lambda x: torch.randint_like(x, 4), integer(0, 4)),
-    "randint_like from 2": (lambda x: torch.randint_like(x, 2, 6), integer(2, 6)),
-}
+    "rand": (lambda x: torch.rand(x.shape), lambda n, g: torch.rand(n, 40, generator=g)),
+    "rand in float64": (
+        lambda x: torch.rand(x.shape, dtype=torch.float64),
+        lambda n, g: torch.rand(n, 40, generator=g, dtype=torch.float64),
+    ),
+    "rand_like": (lambda x: torch.rand_like(x), lambda n, g: torch.rand(n, 40, generator=g)),
+    "uniform_": (lambda x: torch.empty_like(x).uniform_(1, 3), lambda n, g: 1 + 2 * torch.rand(n, 40, generator=g)),
+    "randn": (lambda x: torch.randn(x.shape), lambda n, g: torch.randn(n, 40, generator=g)),
+    "randn_like": (lambda x: torch.randn_like(x), lambda n, g: torch.randn(n, 40, generator=g)),
+    "normal_": (lambda x: torch.empty_like(x).normal_(1, 2), lambda n, g: 1 + 2 * torch.randn(n, 40, generator=g)),
+    "normal_ by name": (lambda x: x.clone().normal_(std=0.5), lambda n, g: 0.5 * torch.randn(n, 40, generator=g)),
+    "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), lambda n, g: coin(n, g, 0.3)),
+    "bernoulli_": (lambda x: torch.empty_like(x).bernoulli_(0.4), lambda n, g: coin(n, g, 0.4)),
+    "bernoulli of one rate": (lambda x: torch.bernoulli(x, 0.4), lambda n, g: coin(n, g, 0.4)),
+    "dropout": (lambda x: F.dropout(x + 0.6, 0.4), lambda n, g: coin(n, g, 0.6)),
+    "dropout of channels": (lambda x: F.dropout1d(x[:, None] + 0.6, 0.4)[:, 0], lambda n, g: coin(n, g, 0.6)),
+    "randint": (lambda x: torch.randint(4, x.shape), lambda n, g: torch.randint(4, (n, 40), generator=g)),
+    "randint from 2": (
+        lambda x: torch.randint(2, 6, x.shape, dtype=torch.int32),
+        lambda n, g: torch.randint(2, 6, (n, 40), generator=g).int(),
+    ),
+    "randint_like": (lambda x: torch.randint_like(x, 4), lambda n, g: torch.randint(4, (n, 40), generator=g).float()),
+    "randint_like from 2": (
+        lambda x: torch.randint_like(x, 2, 6), lambda n, g: torch.randint(2, 6, (n, 40), generator=g).float(),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("draw", DRAWN)
@@ -460,10 +481,12 @@ def test_draws_are_inputs_with_the_operators_distribution(draw: str, global_rng_
     three = lambda shared, x: [torch.randn(2, 40), function(x), torch.rand(40)]  # noqa: E731
     found = capture(three, [], [images], function_name="it")
     assert found.draws
-    refused(lambda: found([], images), ValueError, r"^it draws random numbers: pass generator=secret.generator\(\)$")
+    refused(
+        lambda: found([], images[:1]), ValueError, r"^it draws random numbers: pass generator=secret.generator\(\)$"
+    )
     for common in (False, True):
         g, count = derive(0), 1 if common else 8
-        wanted = torch.randn(count, 2, 40, generator=g), law(count, g), uniform()(count, g)
+        wanted = torch.randn(count, 2, 40, generator=g), law(count, g), torch.rand(count, 40, generator=g)
         for ours, theirs in zip(found([], images, generator=derive(0), common=common), wanted, strict=True):
             torch.testing.assert_close(ours, theirs.expand_as(ours), rtol=0, atol=0)
 

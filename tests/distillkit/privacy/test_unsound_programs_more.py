@@ -345,14 +345,6 @@ def test_active_mode_is_refused_for_own_networks() -> None:
         class_sums(data.images, data.labels, embedders, num_classes=3)
 
 
-def test_default_device_is_accepted() -> None:
-    torch.set_default_device("cpu")
-    try:
-        trained(plain, DATA)
-    finally:
-        torch.set_default_device(None)
-
-
 @pytest.mark.parametrize("where", ["network", "loss", "augmentation"])
 def test_program_that_reads_the_private_set_is_refused(where: str) -> None:
     """A closure over the private set itself makes every record's gradient depend on all records."""
