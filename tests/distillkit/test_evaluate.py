@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,16 +142,16 @@ def test_accuracy_counts_and_restores_the_modes() -> None:
             assert not self.training
             return images[:, 0, 0, :2]
 
-    images = torch.zeros(4, 1, 2, 2)
+    images = torch.zeros(7, 1, 2, 2)
     images[:3, 0, 0, 1] = 1
-    data = LabeledImages(images, torch.tensor([1, 1, 0, 0]), num_classes=2)
+    data = LabeledImages(images, torch.tensor([1, 1, 0, 0, 0, 1, 0]), num_classes=2)
     network = Fixed().train()
     network.inner.eval()
     for chunk in (1, 3, None):
-        assert accuracy(network, data, chunk=chunk) == 0.75
+        assert accuracy(network, data, chunk=chunk) == 5 / 7
     assert network.training
     assert not network.inner.training
-    with pytest.raises(ValueError, match=r"class indices as labels, got rows of shape \[4, 2\]$"):
+    with pytest.raises(ValueError, match=r"class indices as labels, got rows of shape \[7, 2\]$"):
         accuracy(network, data.replace(labels=torch.eye(2)[data.labels]))
 
 
@@ -248,6 +249,7 @@ def test_tables_and_records_show_every_number_of_every_row() -> None:
     found = Evaluation(rows, Protocol(epochs=7, augment=jitter), 3, against, "cuda:1", "bf16")
     assert (rows[0].mean, rows[0].std, rows[1].std) == (pytest.approx(0.7), pytest.approx(0.07**0.5), None)
     assert repr(found) == str(found)
+    assert replace(found, rows=rows[1:]).accuracy == 0.25
     assert str(found).splitlines()[:4] == [
         "data         architecture     labels     accuracy %    FGSM 1/255  gaussian_noise 3  draws  seconds",
         "set          net              per view  70.0 ± 26.5   30.0 ± 26.5       25.0 ± 25.0      3      1.2",
@@ -287,8 +289,7 @@ def test_invalid_arguments_are_named() -> None:
         for wrong, words in ((empty, "^data must hold at least one image"), (3, "^data must be")):
             refused(lambda f=function, d=wrong: f(convnet(), d), (TypeError, ValueError), words)
     for options in ({"lr": 0.0}, {"lr_drop": 0.0}, {"momentum": -1.0}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            Protocol(**options)  # type: ignore[arg-type]
+        refused(lambda o=options: Protocol(**o), ValueError, next(iter(options)))
 
 
 def test_chunk_size_follows_the_image_size() -> None:

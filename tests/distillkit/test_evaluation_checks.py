@@ -298,6 +298,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "soft against hard in scores": (
         lambda: score(soft_labels(SMALL, TEACHER, pool=REAL), REAL), "from the same teacher",
     ),
+    "real is smaller, relabelled": (lambda: measure(REAL, real=SMALL, protocol=relabelled("rded")), "^real .*got 9"),
     "real is smaller": (lambda: measure(REAL, real=SMALL), r"at least as many as data has \(120\).*got 9"),
     "real lacks a class": (
         lambda: measure(real=REAL[(REAL.labels != 1).nonzero().flatten()]),

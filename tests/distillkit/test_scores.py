@@ -139,9 +139,8 @@ def test_each_training_gets_its_data_protocol_and_best_setting(
     (0.3, [1, 2, 4]), (0.01, [1, 1, 1]), (0.99, [1, 6, 13]), (0.5, [1, 4, 7]), (0.36, [1, 3, 5]),
 ])  # fmt: skip
 def test_held_out_images_are_a_share_of_each_class_and_no_training_image(share: float, counts: list[int]) -> None:
-    real = LabeledImages(
-        torch.rand(23, 1, 2, 2), torch.tensor([0, 1, 2, 2, 1, 2, 0] + [1] * 5 + [2] * 11), num_classes=3
-    )
+    labels = torch.tensor([0, 1, 2, 2, 1, 2, 0] + [1] * 5 + [2] * 11)
+    real = LabeledImages(torch.rand(23, 1, 2, 2), labels, num_classes=3)
     orders = [(real.labels == c).nonzero().flatten() for c in range(3)]
     orders = [own[torch.randperm(len(own), generator=derive(5, c, "held out"))] for c, own in enumerate(orders)]
     first, second = _split(real, share, 5)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
+from distillkit._utils.shares import share_of
 from distillkit.condense import distribution_matching, gradient_matching, herding, k_center, random_subset, stitch
 from distillkit.networks import RandomNetworks, build
 from distillkit.rng import derive
@@ -173,6 +174,8 @@ def test_random_images_in_the_same_parametrization() -> None:
     assert torch.equal(made.labels, plain.labels)
     assert len(made.stored) == 6
     assert made.info == plain.info | {"ipc": 2, "parametrize": "Tiles(factor=2)"}
+    with share_of("over_classes"):
+        refused(lambda: random_subset(data, ipc=2), ValueError, "one sequence of random numbers; call random_subset")
     assert random_subset(data, ipc=2, parametrize=Tiles(2), classes=[2]).counts().tolist() == [0, 0, 8, 0]
     refused(lambda: random_subset(data, ipc=2, parametrize=Tiles(4)), ValueError, "divisible by 4, got 8x6")
 

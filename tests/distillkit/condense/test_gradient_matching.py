@@ -294,13 +294,19 @@ def test_networks_of_another_dtype_and_divergence_are_refused() -> None:
         ({"networks": convnet()()}, "^networks must be"),
         ({"batch_real": 0}, "batch_real must be at least 1"),
         ({"inner": (2, 1)}, r"^inner must be an InnerTraining\(.*got tuple$"),
+        ({"lr": None}, "because lr=None chooses a rate for all classes; pass a number as lr$"),
+        ({"init": data([1, 1])}, None),
+        ({"init": "statistics"}, "because init='statistics' draws all classes together; pass 'real' or a set as init$"),
+        ({"networks": RandomNetworks(convnet("batch"))}, "statistics of all classes; use group norm$"),
         ({"augment": detached}, "augment must be differentiable with respect to its images"),
         *(({"inner": InnerTraining(given)}, words) for given, words in loops.items()),
     ):
-        how = {"networks": RandomNetworks(convnet()), "ipc": 1, "iterations": 1, **changes}
+        how = {"networks": RandomNetworks(convnet()), "ipc": 1, "iterations": 1, "init": "real", **changes}
         expected = pytest.raises((TypeError, ValueError), match=words) if words else contextlib.nullcontext()
         with share_of("over_classes"), expected:
-            gradient_matching(real, init="real", **how)
+            gradient_matching(real, **how)
+    with share_of("over_repeats"):  # each repeat chooses its own rate
+        assert run("cos", iterations=0).info["lr"] is None
     with pytest.raises(ValueError, match="float32"):
         gradient_matching(real.to(dtype=torch.float32), networks=RandomNetworks(convnet()), ipc=1, iterations=1)
     how = {"networks": RandomNetworks(lambda: convnet()().float()), "inner": InnerTraining((2, 1)), "lr": 1e37}

@@ -136,9 +136,8 @@ def test_small_pools_and_classes() -> None:
     oblong = LabeledImages(torch.rand(9, 1, 9, 6), torch.zeros(9, dtype=torch.int64))
     with pytest.raises(ValueError, match="factor must be at most the shorter side of the images, 6, got 7"):
         stitch(oblong, observer=Dark(), factor=7)
-    with pytest.warns(
-        UserWarning, match=r"ipc \* factor\*\*2=20 is more than 3 of 3 classes have: 0 \(19\), 1 \(19\), 2 \(18\)"
-    ):
+    words = r"ipc \* factor\*\*2=20 is more than 3 of 3 classes have: 0 \(19\), 1 \(19\), 2 \(18\)"
+    with pytest.warns(UserWarning, match=words):
         stitch(data[:56], observer=teacher, ipc=20)
     for options, words in (
         ({"factor": 0}, "factor"), ({"factor": 9}, "factor must be at most"), ({"crops": 0}, "crops"),

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from distillkit.labels import CutMix, Mixup
-from distillkit.labels import mixing as module
+from distillkit.labels import CutMix, Mixup, mixing
 from distillkit.labels._views import ViewOptions, mixed_batches
 from distillkit.rng import derive
 from tests.refused import refused
@@ -27,7 +26,7 @@ def test_box_of_a_drawn_share_is_that_of_the_papers_code(
     monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], kept: float, box: tuple[int, int]
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(module, "_draw", lambda x, g, *how: told.append(how) or (kept, torch.tensor([1, 0])))
+    monkeypatch.setattr(mixing, "_draw", lambda x, g, *how: told.append(how) or (kept, torch.tensor([1, 0])))
     for seed in range(40):
         mixed, _, share = CutMix(0.7, 0.4)(x := images(2, *size), seed)
         assert torch.equal(x, images(2, *size))
@@ -64,7 +63,7 @@ def test_views_of_an_epoch_cover_each_image_once_with_its_label(mix: Any, batch:
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 4.0])
 def test_kept_share_has_the_beta_law(alpha: float) -> None:
     generator = derive(1)
-    drawn = torch.tensor([module._draw(images(1), generator, alpha, 1.0)[0] for _ in range(3000)])
+    drawn = torch.tensor([mixing._draw(images(1), generator, alpha, 1.0)[0] for _ in range(3000)])
     variance = 1 / (4 * (2 * alpha + 1))
     assert abs(float(drawn.mean()) - 0.5) < 4.5 * (variance / 3000) ** 0.5
     assert float(drawn.var()) == pytest.approx(variance, rel=0.12)
@@ -89,7 +88,7 @@ def test_mixup_averages_and_draws_from_the_generator_only() -> None:
     assert (CutMix(), Mixup()) == (CutMix(1.0, 1.0), Mixup(0.8, 1.0))  # the defaults of SRe2L
     mixed, partner, share = Mixup()(x, 3)
     assert torch.allclose(mixed, share * x + (1 - share) * x[partner], atol=1e-12)
-    assert Mixup(0.3, 0.9)(x, 3).share == module._draw(x, derive(3), 0.3, 0.9)[0] < 1
+    assert Mixup(0.3, 0.9)(x, 3).share == mixing._draw(x, derive(3), 0.3, 0.9)[0] < 1
     again = Mixup()(x + 1, 3)
     assert torch.equal(again.partner, partner)
     assert again.share == share

@@ -185,7 +185,7 @@ def test_training_a_network_with_global_draws_is_warned_of() -> None:
         return Deep(nn.Conv2d(3, 3, 3), StochasticDepth(share, "row"), nn.Flatten(), nn.Linear(588, CLASSES))
 
     with pytest.warns(UserWarning, match="Deep draws from PyTorch's global random state while it is trained"):
-        train(build(lambda: make(0.5), 0), data(), Protocol(epochs=1))
+        train(build(lambda: make(0.5), 0), data(), Protocol(epochs=1, schedule="constant"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(build(lambda: make(0.0), 0), data(), Protocol(epochs=1))
