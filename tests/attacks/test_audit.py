@@ -18,8 +18,8 @@ from scipy.stats import beta, binom, norm
 
 from attacks.audit import ClaimTest, audit_claim, epsilon_lower_bound, max_lower_bound, one_run_lower_bound, step_scores
 from attacks.audit._rates import p_value
-from attacks.statistics import Rate
-from distillkit.privacy import compose, gaussian_delta, gaussian_sigma
+from attacks.statistics import Rate, clopper_pearson
+from distillkit.privacy import gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -60,10 +60,7 @@ def slow_p_value(counts: tuple[int, int, int, int], claim: list[tuple[float, flo
     if statistic[hits, others] <= 0:
         return 1.0
     extreme = statistic >= statistic[hits, others] - 1e-9
-    low, high = (beta.ppf([level / 20], others, m - others + 1)[0] if others else 0.0), 1.0
-    if others < m:
-        high = beta.ppf(1 - level / 20, others + 1, m - others)
-    grid = np.linspace(low, high, 600)
+    grid = np.linspace(*clopper_pearson(others, m, 1 - level / 10), 600)
     chances = [(binom.pmf(k, n, allowed(x)[0]) * binom.pmf(j, m, x))[extreme].sum() for x in grid]
     return min(1.0, max(chances) + level / 10)
 
@@ -245,7 +242,6 @@ def test_gaussian_one_run_bound_equals_the_release(canaries: int, right: int, gu
     found = one_run_lower_bound(scores, included, guesses, 1e-5, tradeoff="gaussian")
     assert found == pytest.approx(epsilon, rel=0.02)
     assert found > one_run_lower_bound(scores, included, guesses, 1e-5)
-    assert one_run_lower_bound(scores, ~included, guesses, 1e-5, tradeoff="gaussian") == 0
 
 
 GOOD = torch.zeros(4, dtype=torch.float64)
@@ -314,22 +310,3 @@ def test_step_scores_are_the_likelihood_ratio_and_the_range() -> None:
 @pytest.mark.parametrize("steps", [torch.zeros(3), torch.zeros(3, 0), torch.zeros(0, 3), torch.zeros(3, 2, 2)])
 def test_step_scores_need_steps_of_runs(steps: torch.Tensor) -> None:
     refused(lambda: step_scores(steps, 1.0), ValueError, "steps must have two dimensions, none empty")
-
-
-def test_mistakes_in_several_steps_are_detected() -> None:
-    """Eight steps at rate 0.25 and sigma 0.7, 4,000 runs in each world; the true claim is refuted once in 10,000."""
-    sigma, rate, shape = 0.7, 0.25, (4000, 8)
-    claim = [(compose([(sigma, rate, 8)], 10.0**-k).epsilon, 10.0**-k) for k in (5, 4, 3, 2, 1.5, 1, 0.5)]
-    taken, draw = torch.rand(shape, generator=derive(1)), torch.randn(2, *shape, generator=derive(2)).double()
-
-    def refuted(*, used: float = rate, jump: float = 1.0, noise: float = sigma) -> bool:
-        inside, outside = noise * draw[0] + jump * (taken < used), noise * draw[1]
-        scores = [step_scores(steps, sigma, rate=rate) for steps in (inside, outside)]
-        return audit_claim(*scores, claim, confidence=1 - 1e-4).refuted
-
-    assert not refuted()
-    assert refuted(used=2 * rate)
-    assert refuted(jump=2.0)
-    assert refuted(noise=sigma / 2)
-    draw = draw[..., :1].expand_as(draw)  # drawn once for all steps
-    assert refuted()

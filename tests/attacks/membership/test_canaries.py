@@ -81,7 +81,7 @@ def test_a_student_that_ignores_its_teacher_repeats_equally_many() -> None:
 
 @pytest.mark.parametrize(("taught", "control"), [(0, 0), (7, 2), (3, 3), (2, 9)])
 def test_p_value_is_the_exact_sign_test(taught: int, control: int) -> None:
-    found = CanaryAttack(Rate.of(taught, 20), Rate.of(control, 20), taught, control)
+    found = CanaryAttack(Rate.of(taught + 3, 20), Rate.of(control + 3, 20), taught, control)
     expected = binomtest(taught, taught + control, 0.5, "greater").pvalue if taught + control else 1.0
     assert found.p_value == pytest.approx(expected)
     assert str(found) == (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attacks.membership import label_only, model_scorer
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
+from tests.refused import refused
 
 SHAPE = (1, 8, 6)
 CONTRASTS = torch.linspace(0.2, 4, 120)[:, None, None, None]
@@ -77,6 +78,10 @@ def test_a_score_does_not_depend_on_other_records_or_chunks() -> None:
     assert not torch.equal(label_only(net, images, labels, generator=1), whole)
 
 
+def fail(x: Tensor) -> Tensor:
+    raise RuntimeError("first\nsecond")
+
+
 class Decided(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1).argmax(1)
@@ -86,38 +91,34 @@ X, Y = records(0, 4)
 COLUMNS = torch.arange(48) > 1
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "said"),
-    [
-        (lambda: label_only(lambda x: x, X, Y), ValueError, r"network must return logits \[n, K\] or class indices"),
-        (lambda: label_only(lambda x: x.mean((1, 2, 3)), X, Y), ValueError, "got torch.float32"),
-        (lambda: label_only(lambda x: x.mean((1, 2, 3))[:, None], X, Y), ValueError,
-            r"at least 2 classes, got .* \[4, 1\] for 4"),
-        (lambda: label_only(lambda x: x.new_zeros(len(x), 1).long(), X, Y), ValueError, r"got torch.int64 \[4, 1\]"),
-        (lambda: label_only(lambda x: -torch.arange(len(x)), X, Y), ValueError, "at least 0, got -3"),
-        (lambda: label_only(lambda x: x.flatten(1)[:, 0] > 0, X, Y), ValueError, r"got torch.bool \[4\]"),
-        (lambda: label_only(lambda x: x.flatten(1)[:2], X, Y), ValueError, r"got torch.float32 \[2, 48\] for 4 images"),
-        (lambda: label_only(lambda x: x[0], X, Y, chunk=1), ValueError, r"got torch.float32 \[1, 8, 6\] for 1 images"),
-        (lambda: label_only(lambda x: x.flatten(1).where(COLUMNS, math.nan), X, Y), ValueError, "but 8 logits are NaN"),
-        (lambda: label_only(nn.Flatten, X, Y), TypeError, "network must be a network, or .* got type"),
-        (lambda: label_only(lambda: network(0), X, Y), TypeError, "call a factory first"),
-        (lambda: label_only(lambda seed: network(0), X, Y), TypeError, "a function that makes a ConvNet: call it"),
-        (lambda: label_only(lambda x: x @ X[:, 0, :3], X, Y, chunk=3), ValueError, r"take images \[3, 1, 8, 6\]: "),
-        (lambda: label_only(lambda x: x[:, 5], X, Y), ValueError, "network must take images"),
-        (lambda: label_only(network(0), X, Y, draws=0), ValueError, "draws must be at least 1"),
-        (lambda: model_scorer(network(0))(X / 0, Y), ValueError, "network must not return NaN"),
-        (lambda: model_scorer(Decided())(X, Y), ValueError, r"must return logits \[n, K\], got torch.int64 \[4\]"),
-        (lambda: label_only(network(0), X, Y, shift=8), ValueError, "shift must be"),
-        (lambda: label_only(network(0), X, Y, shift=6), ValueError, "shift must be at most 5"),
-        (lambda: label_only(network(0), X, Y, noise=(0.5, 0.0)), ValueError, r"noise\[1\] must be"),
-        (lambda: label_only(network(0), X, Y[:2]), ValueError, "labels must have one entry .* got 2 for 4 images"),
-        (lambda: label_only(lambda x: x.flatten(1).to(torch.complex64), X, Y), ValueError,
-            r"got torch.complex64 \[4, 48\]"),
-        (lambda: label_only(lambda x: x[:, 0, 0, 0].to(torch.complex64), X, Y), ValueError,
-            r"got torch.complex64 \[4\]"),
-        (lambda: label_only(lambda x: x.flatten(1).tolist(), X, Y), ValueError, "got list for 4 images"),
-    ],
-)  # fmt: skip
-def test_invalid_arguments_are_named(call: Callable[[], Any], kind: type[Exception], said: str) -> None:
-    with pytest.raises(kind, match=said):
-        call()
+REFUSALS: list[tuple[Callable[[], object], str]] = [
+    *((lambda given=given: label_only(*given, X, Y), words) for *given, words in (
+        (lambda x: x[:, 0], r"must return logits \[n, K\] or class indices int \[n\], .* torch.float32 \[4, 8, 6\]"),
+        (lambda x: x.mean((1, 2, 3)), r"at least 2 classes, got torch.float32 \[4\] for 4 images"),
+        (lambda x: x.mean((1, 2, 3))[:, None], r"at least 2 classes, got torch.float32 \[4, 1\] for 4 images"),
+        (lambda x: x.new_zeros(len(x), 1).long(), r"got torch.int64 \[4, 1\]"),
+        (lambda x: -torch.arange(len(x)), "at least 0, got -3"),
+        (lambda x: x.flatten(1)[:, 0] > 0, r"got torch.bool \[4\]"), (lambda x: x.flatten(1).tolist(), "got list for"),
+        (lambda x: x.flatten(1)[:2], r"got torch.float32 \[2, 48\] for 4 images"),
+        (lambda x: x.flatten(1).to(torch.complex64), r"got torch.complex64 \[4, 48\]"),
+        (lambda x: x[:, 0, 0, 0].to(torch.complex64), r"got torch.complex64 \[4\]"),
+        (lambda x: x.flatten(1).where(COLUMNS, math.nan), "network must not return NaN, but 8 logits are NaN"),
+        (nn.Flatten, "network must be a network, or a function of images, got type"),
+        (lambda: network(0), "call a factory first"), (lambda seed: network(0), "a function that makes a ConvNet"),
+        (lambda x: x + None, r"network must take images \[4, 1, 8, 6\]: unsupported operand"),
+        (fail, r"network must take images \[4, 1, 8, 6\]: first$"), (lambda x: x[:, 5], "network must take images"),
+    )),
+    (lambda: label_only(lambda x: x[0], X, Y, chunk=1), r"got torch.float32 \[1, 8, 6\] for 1 images"),
+    (lambda: label_only(lambda x: x @ X[:, 0, :3], X, Y, chunk=3), r"take images \[3, 1, 8, 6\]: "),
+    (lambda: model_scorer(Decided())(X, Y), r"must return logits \[n, K\], got torch.int64 \[4\]"),
+    *((lambda given=given: label_only(network(0), X, Y, **given), words) for given, words in (
+        ({"draws": 0}, "draws must be at least 1, got 0"), ({"shift": 6}, "shift must be at most 5, got 6"),
+        ({"shift": -1}, "shift must be at least 0, got -1"), ({"noise": (0.5, 0.0)}, r"noise\[1\] must be greater"),
+    )),
+    (lambda: label_only(network(0), X, Y[:2]), "labels must have one entry per image: got 2 for 4 images"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "said"), REFUSALS, ids=range(len(REFUSALS)))
+def test_invalid_arguments_are_named(call: Callable[[], Any], said: str) -> None:
+    refused(call, (TypeError, ValueError), said)

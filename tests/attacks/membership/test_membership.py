@@ -131,9 +131,9 @@ def test_lira_conjugate_equals_smyths_moderated_variance(online: bool, seed: int
     assert np.allclose(lira(*of_lira(s), online=online, variance="conjugate"), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("value", [1e9, 1e3, 1e-3])
-def test_trigamma_is_inverted(value: float) -> None:
-    assert _trigamma_inverse(float(polygamma(1, value))) == pytest.approx(value)
+def test_trigamma_is_inverted() -> None:
+    for value in (1e9, 1e3, 1e-3):
+        assert _trigamma_inverse(float(polygamma(1, value))) == pytest.approx(value)
 
 
 def test_scores_without_spread_are_refused_for_every_variance() -> None:

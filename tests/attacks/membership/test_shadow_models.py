@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -26,9 +25,11 @@ from torch import Tensor, nn
 
 from attacks import clopper_pearson, ppv, roc
 from attacks.membership import SHADOW_ATTACKS, Cost, Pipeline, ShadowScores, halves, leave_one_out, lira, rmia
+from attacks.membership._workers import Job, fit_shadows
 from attacks.membership.pipeline import model_scorer, stable_logit
 from attacks.membership.shadow_models import estimate_cost, run_shadows
 from attacks.statistics import OperatingPoint, Rate
+from distillkit._utils.files import write_tensors
 from distillkit.locking import InUse, locked
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
@@ -137,16 +138,22 @@ def test_number_of_workers_changes_nothing() -> None:
         pool.submit(torch.set_num_threads, 2).result()
         assert same(alone, run_shadows(pipeline(), 4, executor=pool, progress=False))
         assert pool.submit(torch.get_num_threads).result() == 1
-        with pytest.raises(ValueError, match="no shadow fits") as caught:
-            run_shadows(pipeline(unfit), 6, executor=pool, progress=False)
-        assert pool.submit(int).result() == 0  # it is still open
-    assert caught.value.__notes__[-1] == "raised in shadow 0"
 
 
 def test_failure_cancels_the_other_calls_of_an_executor_and_leaves_it_open() -> None:
     with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(ValueError, match="no shadow fits"):
+        with pytest.raises(ValueError, match="no shadow fits") as caught:
             run_shadows(pipeline(unfit), 20, executor=pool, progress=False)
+        assert caught.value.__notes__ == ["raised in shadow 0"]
+        assert pool.submit(int).result() == 0
+        assert len(unfitted) < 10
+        unfitted.clear()
+        jobs = [Job(number, halves(2, 20, 0)[0], number) for number in range(20)]
+        made = fit_shadows(
+            pipeline(lambda indices, seed: unfit(indices, seed) if seed else fit(indices, seed)), jobs, 1, pool
+        )
+        next(made)
+        made.close()  # as an error of the caller does
         assert pool.submit(int).result() == 0
         assert len(unfitted) < 10
 
@@ -163,20 +170,17 @@ def test_interrupted_run_resumes_and_shadows_can_be_added(tmp_path: Path) -> Non
     with pytest.raises(RuntimeError, match="power cut") as caught:
         run_shadows(pipeline(fragile), 6, out=tmp_path, progress=False)
     assert caught.value.__notes__ == ["raised in shadow 3"]
-    kept = sorted(p.name for p in tmp_path.glob("shadow-*"))
-    assert kept == [f"shadow-0000{i}.safetensors" for i in range(3)] or len(kept) >= 3
+    kept = list(tmp_path.glob("shadow-0000?.safetensors"))
+    assert len(kept) >= 3
     calls.clear()
     found = run_shadows(pipeline(fragile), 6, out=tmp_path, progress=False)
     assert len(calls) == 6 - len(kept)
     assert same(found, run_shadows(pipeline(), 6, progress=False))
-    calls.clear()
-    calls += [0] * 10
+    calls[:] = [0] * 10
     more = run_shadows(pipeline(fragile), 8, out=tmp_path, progress=False)
     assert len(calls) == 12
     assert torch.equal(more.scores["model"][:6], found.scores["model"])
-    assert same(
-        run_shadows(pipeline(fragile), 4, out=tmp_path, progress=False), run_shadows(pipeline(), 4, progress=False)
-    )
+    assert same(run_shadows(pipeline(fragile), 4, out=tmp_path), run_shadows(pipeline(), 4))
     assert len(calls) == 12
 
 
@@ -218,7 +222,7 @@ def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
         (pipeline(tag="median"), 0, "tag 'mean', here 'median'"),
         (pipeline(), 1, "seed 0, here 1"),
         (Pipeline(fit, other, LABELS, POPULATION, "mean"), 0, "data '"),
-        (Pipeline(fit, IMAGES[:10], LABELS[:10], POPULATION, "mean"), 0, "records 20, here 10"),
+        (Pipeline(fit, IMAGES[:4], LABELS[:4], POPULATION, "mean"), 0, "records 20, here 4"),
         (pipeline(population=None), 0, "population 6, here 0"),
         (Pipeline(fit, IMAGES.view(20, 1, 2, 8), LABELS, POPULATION, "mean"), 0, "data '"),
         (Pipeline(fit, IMAGES, LABELS.flip(0), POPULATION, "mean"), 0, "data '"),
@@ -226,12 +230,9 @@ def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
         (Pipeline(fit, IMAGES, LABELS, (POPULATION[0], POPULATION[1].flip(0)), "mean"), 0, "data '"),
     ]
     for one, seed, said in changed:
-        for call in (
-            lambda p, s: run_shadows(p, 4, out=tmp_path, seed=s),
-            lambda p, s: estimate_cost(p, 4, out=tmp_path, seed=s),
-        ):
+        for call in (run_shadows, estimate_cost):
             with pytest.raises(ValueError, match=f"of another design .*{said}.*use another folder"):
-                call(one, seed)
+                call(one, 4, out=tmp_path, seed=seed)
     (tmp_path / "design.json").unlink()
     refused(lambda: run_shadows(pipeline(), 4, out=tmp_path), ValueError, r"holds shadows but no design\.json")
     for text, said in (
@@ -246,6 +247,9 @@ def test_damaged_shadow_is_named(tmp_path: Path) -> None:
     run_shadows(pipeline(), 4, out=tmp_path, progress=False)
     (tmp_path / "shadow-00002.safetensors").write_bytes(b"half")
     refused(lambda: run_shadows(pipeline(), 4, out=tmp_path), ValueError, r"shadow-00002\.safetensors is damaged")
+    write_tensors(tmp_path / "shadow-00002.safetensors", {"scores.model": ZEROS}, {"format": "other", "seconds": "1"})
+    words = r"is not a shadow's scores \(format 'other', want 'distillkit shadow 1'\)"
+    refused(lambda: run_shadows(pipeline(), 4, out=tmp_path), ValueError, words)
 
 
 def test_cost_estimate_runs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
@@ -265,8 +269,6 @@ def test_cost_estimate_runs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
     done = estimate_cost(pipeline(counted), 6, out=tmp_path)
     assert (done, done.seconds, len(calls)) == (Cost(cost.each, 0, 1), 0, 6)
     assert str(Cost(3.1, 65, 2)) == "3.1 s per shadow: 65 more take at least 102 s with 2 at a time"
-    facts = json.loads((tmp_path / "design.json").read_text(encoding="utf-8"))
-    assert facts["tag"] == "mean"
 
 
 def test_fit_with_global_draws_is_seeded_or_warned_of() -> None:
@@ -282,8 +284,9 @@ def test_fit_with_global_draws_is_seeded_or_warned_of() -> None:
         run_shadows(pipeline(), 4, workers=2, progress=False)
     assert same(once, again)
     assert len(once.scores["model"][:, 0].unique()) == 4
-    with pytest.warns(UserWarning, match=r"global generator.*an executor or workers=1"):
+    with pytest.warns(UserWarning, match=r"global generator.*an executor or workers=1") as caught:
         run_shadows(pipeline(careless), 4, workers=2, progress=False)
+    assert caught[0].filename == __file__
     torch.set_rng_state(before)
 
 
@@ -319,6 +322,7 @@ def test_every_tensor_of_a_pipeline_stays_as_it_is(place: int) -> None:
 
 
 def test_allowed_rate_of_one_calls_every_record_a_member() -> None:
+    leave_one_out(drawn(1), {"t": SHADOW_ATTACKS["threshold"]}, fpr=1 / 30)  # the smallest
     [found] = leave_one_out(drawn(1), {"t": SHADOW_ATTACKS["threshold"]}, fpr=1.0, progress=False).values()
     assert {p.threshold for p in found.points} == {-math.inf}
     assert (found.tpr.value, found.fpr.value) == (1, 1)
@@ -380,9 +384,8 @@ def test_few_hits_or_misses_have_an_interval_at_least_as_wide_as_a_count(missed:
             total = sum(rate.hits for rate in rates)
             low, high = clopper_pearson(total, 160, 0.9) if min(total, 160 - total) < 10 else (1.0, 0.0)
             value, *ends = slow_interval([rate.value for rate in rates], [t // 2 for t in range(8)], 0.9)
-            assert (estimate.value, estimate.low, estimate.high) == pytest.approx(
-                (value, min(low, ends[0]), max(high, ends[1]))
-            )
+            wanted = (value, min(low, ends[0]), max(high, ends[1]))
+            assert (estimate.value, estimate.low, estimate.high) == pytest.approx(wanted)
         totals.add(160 - total if missed else total)
         assert found.few == (total < 10)
         assert (", few false positives" in str(found)) == found.few
@@ -483,7 +486,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     ) for one in wrong),
     (lambda: run_shadows(pipeline(), 4, executor="cluster"), "executor must be a concurrent.futures.Executor"),
     (lambda: run_shadows(pipeline(), 4, out=3), "out must be a path, as a string or a pathlib.Path, got int"),
-    (lambda: ran(lambda i, s: fit(i, s), executor=worker_pool(1)), "picklable fit, .* leave executor out for closures"),
+    (lambda: ran(lambda i, s: fit(i, s), executor=worker_pool(1)), "picklable fit, .*lambda.* leave executor out for"),
     *((lambda found=found: ran(lambda i, s: found), f"fit must {words}") for found, words in (
         (None, "return scorers by name.* got NoneType"), ({}, "return scorers by name.* got an empty mapping"),
         ({"a": 3}, "map names to functions .* got 'a': 3"), ({3: len}, "map names to functions .* got 3: <built-in"),

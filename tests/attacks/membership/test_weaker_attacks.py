@@ -133,25 +133,11 @@ def test_shadow_classifier_is_a_logistic_regression_for_each_class() -> None:
 
 
 def test_densities_are_cross_fitted() -> None:
-    """Each fold equals SciPy's. On noise, in-sample members stand out, and cross-fitted ones do not."""
-    g = derive(4)
-    values, member = torch.randn(40, 8, generator=g), torch.arange(40) < 20
-    found = gradient_kde(values, member)
-    in_sample = [gaussian_kde(values[side].numpy().T).logpdf(values.numpy().T) for side in (member, ~member)]
-    assert roc(torch.from_numpy(in_sample[0] - in_sample[1]), member).auc > 0.9
-    assert roc(found, member).auc < 0.7
-    assert not torch.equal(gradient_kde(values, member, seed=1), found)
-    moved = values.clone()
-    moved[0] += 100  # a moved score does not change its own density, but changes that of the other fold
-    again = gradient_kde(moved, member)
-    assert again[0] != found[0]
-    assert int((again == found).sum()) == 7  # the rest of its fold
-
-
-def test_density_ratio_equals_scipys() -> None:
-    """Identical records share a fold; SciPy gives the same ratio on the others."""
+    """A moved record changes no density of its own fold; SciPy gives its score with the other folds."""
     values, member = torch.randn(24, 2, generator=derive(5)), torch.arange(24) % 2 == 0
     scores = gradient_kde(values, member, folds=6)
+    assert not torch.equal(gradient_kde(values, member, folds=6, seed=1), scores)
+    assert torch.equal(gradient_kde(values[:, 0], member), gradient_kde(values[:, :1], member))
     for i in (0, 7, 12):
         moved = values.clone()
         moved[i] += 1
