@@ -335,14 +335,17 @@ def test_oblong_sets_and_further_classes_are_measured(photos: Path) -> None:
     assert json.loads(rows.stdout)["images"] == 9
 
 
-def test_held_out_records_are_those_given(photos: Path, folder: Path) -> None:
+def test_held_out_records_are_those_given(photos: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     condensed(photos)
     shutil.copytree(photos, "others")
     for picture in Path("others").rglob("*.png"):
         with Image.open(picture) as one:
             Image.fromarray(255 - np.asarray(one)).save(picture)
-    words = ("attack", "small.safetensors", "--train", photos, "--quiet", "--json")
-    found = [json.loads(run(*words, *more).stdout) for more in ((), ("--held-out", "others"))]
+    shown: list[bool] = []
+    monkeypatch.setattr(_sources, "load_folder", lambda *a, **b: shown.append(b["progress"]) or load_folder(*a, **b))
+    words = ("attack", "small.safetensors", "--train", photos, "--json")
+    found = [json.loads(run(*words, *more).stdout) for more in ((), ("--held-out", "others", "--quiet"))]
+    assert shown == [True, False, False]
     assert [one["nearest"]["fpr"]["trials"] for one in found] == [6, 30]  # half of the test part, or of all others
 
 

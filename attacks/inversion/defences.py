@@ -173,7 +173,13 @@ class DefendedMessage:
         self.observed = message.observed
         for one in defences:
             self.observed = check_tensors(one(self.observed), f"the result of the defence {type(one).__name__}")
-        self._message = message
+        self._given = message
+
+    @property
+    def _message(self) -> ObservedMessage:
+        message = copy.copy(self._given)
+        message.observed = self.observed  # as it is sent, or divided by the scale of `invert_message`
+        return message
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
         """Return the message that the images would give, with the reproducible part of each defence applied to it.
@@ -205,6 +211,4 @@ class DefendedMessage:
             count: number of images from which the message was computed.
             noise: random images, float [M, C, H, W], on which the attacker may evaluate the network.
         """
-        message = copy.copy(self._message)
-        message.observed = self.observed  # without its scale, if `invert_message` was given one
-        return message.read_labels(count, noise)
+        return self._message.read_labels(count, noise)

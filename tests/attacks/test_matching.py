@@ -65,6 +65,7 @@ IMAGES = torch.zeros(2, 1, 4, 4)
 @pytest.mark.parametrize("function", [align, match])
 def test_invalid_arguments_are_named(function: Any) -> None:
     refused(lambda: function(IMAGES, IMAGES[:1]), ValueError, r"same shape, got \[2, 1, 4, 4\] and \[1, 1, 4, 4\]")
+    refused(lambda: function(IMAGES, IMAGES.view(2, 2, 2, 4)), ValueError, r"and \[2, 2, 2, 4\]")
     refused(lambda: function(IMAGES, IMAGES.int()), TypeError, "references must be floating point")
     refused(lambda: function(IMAGES / 0, IMAGES), ValueError, "images must be finite")
 

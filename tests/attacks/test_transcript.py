@@ -107,10 +107,13 @@ def test_message_in_anothers_place_is_refused(tmp_path: Path) -> None:
     place = run(tmp_path) / "transcript" / "2"
     for client, number in ((11, 2), (3, 10)):
         (place / "3-up.safetensors").write_bytes((place.parent / f"{number}/{client}-up.safetensors").read_bytes())
-        with pytest.raises(
-            DamagedTranscript, match=f"message of client {client} in round {number}: the files .* mixed up"
-        ):
-            list(read_transcript(tmp_path))
+        said = f"3-up.safetensors is the message of client {client} in round {number}: the files .* mixed up"
+        refused(lambda: list(read_transcript(tmp_path)), DamagedTranscript, said)
+    path = place / "3-down.safetensors"  # the first that is read
+    tensors, facts = read_tensors(path, kind="distillkit.Message/1", content="a message")
+    for name in ("round", "client"):
+        write_tensors(path, tensors, {key: value for key, value in facts.items() if key != name})
+        refused(lambda: list(read_transcript(tmp_path)), DamagedTranscript, f"message of .*{name} None")
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

@@ -93,8 +93,15 @@ class Reversed:
         return self(message)
 
 
+class Told(Gradient):
+    def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        return self.observed
+
+
 def test_labels_are_read_from_the_sent_message() -> None:
     sent = Gradient.of(NET, pictures(1), LABELS[:1])
+    told = DefendedMessage(Told(NET, sent.observed), Reversed())
+    assert torch.equal(told.replay(pictures(1), LABELS[:1])[0], sent.observed[0])
     sent.ordered = True
     defended = DefendedMessage(sent, Reversed())
     assert (defended.ordered, defended.count_classes(pictures())) == (True, 5)
