@@ -19,15 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks import match, psnr
-from attacks.inversion import (
-    ClassMeans,
-    FedAvgUpdate,
-    Gradient,
-    Reconstruction,
-    ReplayableMessage,
-    batch_norm_prior,
-    invert_message,
-)
+from attacks.inversion import ClassMeans, FedAvgUpdate, Gradient, ReplayableMessage, batch_norm_prior, invert_message
 from attacks.inversion._search import lbfgs, signed_adam
 from attacks.inversion.priors import group_mean
 from attacks.inversion.reconstruction import _to_pixels, _variation
@@ -460,7 +452,7 @@ HIGH = nn.Sequential(nn.Flatten(0, 2), nn.Linear(8, 2))
 EMBED: Any = (lambda x: x.flatten(1)[:, :2], nn.Flatten())
 
 
-def inverted(sent: Any, net: nn.Module = NET, shape: tuple[int, ...] = SHAPE, **options: Any) -> Reconstruction:
+def inverted(sent: Any, net: nn.Module = NET, shape: tuple[int, ...] = SHAPE, **options: Any) -> object:
     return invert_message(Gradient(net, sent), shape, **options)
 
 
@@ -493,11 +485,9 @@ BAD: list[tuple[Any, str]] = [
     (lambda: inverted([torch.ones(2, 8), torch.ones(2)], HIGH), r"network must give logits \[N, K\], got \[8, 2\]"),
     (lambda: inverted(ONES[:0], nn.Flatten()), "gradients must not be empty"),
     (lambda: inverted(ONES[:2], nn.Linear(1, 1, device="meta")), "on the device 'meta'; build it on"),
-    (lambda: inverted(ONES, lr=0.0), "lr must be greater than 0"),
     (lambda: inverted(ONES, method="dlg", lr=0.1), "only .*, got 0.1 for 'dlg'"),
     (lambda: inverted(ONES, labels=Y + 5), "labels must be below num_classes=5"),
     (lambda: inverted(ONES, labels=F.one_hot(Y.repeat(2), 5)), r"class indices, int \[1\], got rows \[2, 5\]"),
-    (lambda: inverted(ONES, scale=0), "scale must not be 0"),
     (lambda: inverted(list(NET.parameters())), "gradients must be a gradient .*: subtract the weights"),
     (lambda: inverted(ONES, normalization=THREE), r"must have one value per channel of \(1, 8, 8\), got 3"),
     (lambda: inverted(ONES, shape=(8, 8, 8), normalization=THREE), r"one value per channel of \(8, 8, 8\), got 3"),
@@ -521,15 +511,9 @@ BAD: list[tuple[Any, str]] = [
     (lambda: replayed(lambda x: x), "replay is called as"),
     (lambda: ReplayableMessage(SENT.observed, SENT.replay, 1), "num_classes must be at least 2"),
     (lambda: ReplayableMessage([torch.ones(2) / 0], SENT.replay, 5), r"observed\[0\] must be finite"),
-    (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not be empty or all 0"),
-    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, batch=0), "batch must be at least 1"),
-    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=0), "epochs must be at least 1"),
-    (lambda: FedAvgUpdate(NET, ONES, lr=0), "lr must be greater than 0"),
     (lambda: FedAvgUpdate(NET, ONES[1:], lr=0.1), "update must be 4 tensors"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, momentum=1.0), "momentum must be less than 1"),
-    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, momentum=-0.1), "momentum must be at least 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[Y, Y - 1]), "order must be at least 0, got -1"),
-    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, weight_decay=-0.1), "weight_decay must be at least 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[]), "order must hold at least one batch, got none"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, batch=1, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order replaces epochs and batch"),
@@ -560,6 +544,17 @@ BAD: list[tuple[Any, str]] = [
     (lambda: batch_norm_prior(NET), "network must have a BatchNorm layer"),
     (lambda: batch_norm_prior(nn.BatchNorm2d(1).eval(), first_multiplier=-1.0), "first_multiplier"),
 ]
+
+
+WRONG: list[tuple[Any, dict[str, Any]]] = [
+    (partial(FedAvgUpdate, NET, ONES, lr=0.1), {"lr": 0, "epochs": 0, "batch": 0, "momentum": -1, "weight_decay": -1}),
+    (partial(invert_message, SENT, SHAPE), {
+        "count": 0, "labels": Y.repeat(2), "method": "x", "steps": 0, "lr": 0.0, "total_variation": -1, "group": -1,
+        "restarts": 0, "scale": 0, "normalization": None, "seed": -1, "device": "x",
+    }),
+    (partial(invert_message, message=SENT, shape=SHAPE), {"shape": (1, 0, 8), "message": NET}),
+]  # fmt: skip
+BAD += [(partial(call, **{name: value}), f"^{name} must") for call, wrong in WRONG for name, value in wrong.items()]
 
 
 @pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
