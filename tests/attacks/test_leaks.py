@@ -265,7 +265,7 @@ JOINED = LabeledImages.concatenate
 EXCHANGED: list[tuple[Any, str]] = [
     ((TRAIN[:9], TRAIN, TRAIN), "train and held_out must not share records, but 300 of 300"),
     ((TRAIN[:9], TRAIN, JOINED([ASIDE, TRAIN[:3]])), "but 3 of 253 held-out records"),
-    ((ASIDE[:9], TRAIN, ASIDE), "small and held_out must not share images, but 9 held-out records are in small"),
+    ((ASIDE[:9], TRAIN, JOINED([ASIDE, TRAIN[:1]])), "must not share images, but 9 held-out records are in small"),
     ((TRAIN, TRAIN[:9], ASIDE), "small contains all 9 records of train and more images"),
 ]
 

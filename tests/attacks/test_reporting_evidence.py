@@ -410,7 +410,8 @@ def test_recorded_facts_of_the_images_are_read() -> None:
     assert (run.shape, run.normalization, run.num_classes) == ((1, 8, 9), Normalization((0.5,), (0.25,)), 2)
     said[1] = ["normalization", {**said[1][1], "with": {**parts, "zca": "whitening.safetensors"}}]  # type: ignore[dict-item]
     assert config({}, images={"dict": said}).normalization is None  # not shown in pixels
-    assert (folder().shape, folder().normalization, folder().num_classes) == (None, None, None)
+    for other in (folder(), config({}, images="own", labels=["own"])):
+        assert (other.shape, other.normalization, other.num_classes) == (None, None, None)
     for keys, sends in ((["a:labels"], True), (["labels", "a"], False)):
         assert folder(history=[{}, {"up": dict.fromkeys(keys, 1)}, {"up": {}}]).sends_sets is sends
     hints = [folder(config={"notes": notes}).transcript_hint for notes in ({"candidate": "a"}, {"a": 1}, "candidate")]

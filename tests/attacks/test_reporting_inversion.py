@@ -276,18 +276,18 @@ def test_training_of_several_exchanges_is_inverted(run: Path, tmp_path: Path) ->
     asked = Message.unchecked({"Keys.public": torch.ones(4)})
     for client, direction in product(range(3), ("down", "up")):
         store.record(1, client, direction, asked, "announce")
+    history = store.out / "history.jsonl"
+    text = history.read_text(encoding="utf-8").replace('_client": {', '_client": {"2": [5, 0], ')  # only announced
+    history.write_text(text, encoding="utf-8")
     folder = open_run(store.out)
     for down, up in (message_pair(folder, 1, None), message_pair(folder, 1, 1)):
-        assert [(seen.exchange, list(seen.values)[-1]) for seen in (down, up)] == [
-            ("local", "FedAvg.model"), ("local", "FedAvg.update")
-        ]  # fmt: skip
+        assert [list(seen.values)[-1] for seen in (down, up)] == ["FedAvg.model", "FedAvg.update"]
     owners = [*OWNERS, torch.arange(1)]  # the third never came to the training
     assert record_counts(folder, Inversion(owners=owners)) == {0: 57, 1: 3}
 
 
 def test_run_without_messages_is_left_out(run: Path, tmp_path: Path) -> None:
-    bare = Path(shutil.copytree(run, tmp_path / "run"))
-    shutil.rmtree(bare / "transcript")
+    shutil.rmtree((bare := altered(run, tmp_path / "run")) / "transcript")
     invert = Inversion(build_message=lambda down, up: pytest.fail("nothing was sent"))
     found = report(bare, **GIVEN, invert=invert)
     [line] = [line for line in found.missing if "update of a single client" in line]
