@@ -255,7 +255,8 @@ def scores(
         _checked_settings(protocol, one)
     weight, augmented_weight = _fraction(weight, "weight"), _fraction(augmented_weight, "augmented_weight")
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
-    part, held_out = _split(real, check.real_number(validation, "validation", above=0.0, below=1.0), seed)
+    validation = check.real_number(validation, "validation", above=0.0, below=1.0)
+    part, held_out = _split(real, validation, seed) if len(tried) > 1 else (real, real)
     hard, plain = replace(protocol, relabel=None), replace(protocol, augment=None)
     rows: dict[str, Row] = {}
     settings: dict[str, Mapping[str, Any]] = {}
