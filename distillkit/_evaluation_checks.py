@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import ResizedCrop, ShufflePatches
+from distillkit.labels.relabel import Relabel
+from distillkit.labels.stored_labels import StoredLabels
 from distillkit.sets import StoredImages
 from distillkit.sets._class_index import with_class_labels
 from distillkit.sets._stored import RealImages
@@ -88,19 +90,24 @@ def warn_of_overlap(found: int, total: int, name: str, where: str) -> None:
         )
 
 
-def check_baseline(data: RealImages, real: RealImages, *, relabel: bool) -> None:
+def check_baseline(data: RealImages, real: RealImages, *, relabel: Relabel | StoredLabels | None) -> None:
     """Refuse a set of real images from which no random images can be drawn that are comparable with a small set.
 
     Args:
         data: the small set.
         real: the real images.
-        relabel: whether a teacher labels every view, so that the labels of both sets are ignored.
+        relabel: the option of the protocol. If it is not None, the labels of both sets are ignored.
 
     Raises:
         ValueError: the sets have different kinds of labels, `real` is smaller than `data`, lacks one of its classes, or
-            consists of images of `data`.
+            consists of images of `data`; or `relabel` holds the labels of `data` alone.
     """
-    if not relabel and data.labels.ndim != real.labels.ndim:
+    if isinstance(relabel, StoredLabels):
+        raise ValueError(
+            "protocol must have a teacher to label random real images, got stored labels, which are those of data; use "
+            "Relabel(teacher)"
+        )
+    if relabel is None and data.labels.ndim != real.labels.ndim:
         soft, hard = ("data", "real") if data.labels.ndim == 2 else ("real", "data")
         raise ValueError(
             f"{soft} has soft labels and {hard} has class indices, and their accuracies must not be compared: random "

@@ -170,7 +170,8 @@ def evaluate(
             accuracy of a distilled set should be higher than that of random images. The random images are sampled anew
             for each network; initial weights and order of batches are the same as for the set. If the set is a
             `TiledImages`, the random images are shrunk to the same tiles. If the set has soft labels, random images
-            need soft labels of the same teacher: pass `soft_labels(real, teacher)`.
+            need soft labels of the same teacher: pass `soft_labels(real, teacher)`. Stored labels of views cannot label
+            them: use `Relabel`.
         against: corruptions and attacks, such as `[Corruption("gaussian_noise", 3), PGD(8 / 255)]` of
             `distillkit.robustness`. For each entry, every network is also tested on the changed test images. All
             networks are tested with the same noise. The test images must be pixels in [0, 1] after removing their
@@ -208,7 +209,7 @@ def evaluate(
     with each_warning_once() as outermost:
         if outermost:
             if real is not None:
-                check_baseline(data, real, relabel=protocol.relabel is not None)
+                check_baseline(data, real, relabel=protocol.relabel)
             check_test_images(test, {"data": data, "real": real})
             check_factor(data.info, protocol.augment, relabel=protocol.relabel is not None)
     factories = dict(factory) if isinstance(factory, Mapping) else {"": factory}

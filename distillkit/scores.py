@@ -261,7 +261,7 @@ def scores(
     rows: dict[str, Row] = {}
     settings: dict[str, Mapping[str, Any]] = {}
 
-    check_baseline(data, real, relabel=protocol.relabel is not None)
+    check_baseline(data, real, relabel=protocol.relabel)
     check_test_images(test, {"data": data, "real": real})
     check_factor(data.info, protocol.augment, relabel=protocol.relabel is not None)
 
