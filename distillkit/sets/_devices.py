@@ -110,6 +110,8 @@ def _device_of(value: object) -> torch.device | None:
         return value._empty.images.device
     if isinstance(value, nn.Module):
         value = next(value.parameters(), None)
+    elif callable(getattr(value, "replay", None)):  # a message under attack
+        value = next(iter(getattr(value, "observed", ())), None)
     return value.device if isinstance(value, Tensor) else None
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.inversion import Gradient, invert_message
+from attacks.inversion import Gradient, ReplayableMessage, invert_message
 from attacks.membership import gradient_norm, label_only
 from distillkit import LabeledImages
 from distillkit.augment import DSA, CropFlip, ResizedCrop, ShufflePatches
@@ -280,6 +280,8 @@ def test_results_return_to_the_first_argument_and_a_trained_network_to_its_own_d
         found = on_device()(lambda images, device=None: (images, {"a": (images,)}))(far, device="cpu")
         assert type(found) is type(found[1]["a"]) is tuple
         assert places(found[0]) == places(found[1]["a"][0]) == {True}
+        message = ReplayableMessage([far.images], lambda images, labels: [images], 3)
+        assert places(on_device()(lambda message, device=None: message.observed[0])(message, device="cpu")) == {True}
 
         @on_device(trains="network")
         def fails(images: LabeledImages, network: nn.Module, device: Any = None) -> None:
