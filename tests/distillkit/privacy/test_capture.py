@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from distillkit.augment import DSA
 from distillkit.networks import (
     CifarResNet,
     ConvNet,
@@ -26,6 +27,7 @@ from distillkit.networks import (
 from distillkit.networks._dropout import _drop, seed_dropout
 from distillkit.normalization import Normalization
 from distillkit.privacy import (
+    BatchStatistics,
     Ledger,
     NotCapturable,
     NotSeparable,
@@ -530,3 +532,9 @@ def test_siamese_augmentation_has_one_draw_for_all_records(siamese: bool) -> Non
     assert torch.equal(seen, augment(torch.zeros(5, 1, 2, 2), derive(3)))
     assert not torch.equal(seen, augment(torch.zeros(5, 1, 2, 2), derive(4)))
     assert all(len(image.unique()) == 1 for image in seen)
+    own, images = DSA("flip_scale"), torch.rand(5, 1, 4, 4)
+    kept = captured_augmentation(own, images[0], siamese=siamese)(images, derive(3))
+    assert torch.equal(kept, own(images, derive(3), siamese=siamese))
+    for wrong, came in ((lambda x, g: (x,), "tuple"), (lambda x, g: x[..., :1], r"\[1, 1, 4, 1\]")):
+        words = f"^the augmentation <lambda> turns 1 image into {came}; return one image of the same shape for each$"
+        refused(lambda w=wrong: captured_augmentation(w, images), BatchStatistics, words)

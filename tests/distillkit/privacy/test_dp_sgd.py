@@ -31,7 +31,7 @@ from distillkit.privacy import (
     without_batch_norm,
 )
 from distillkit.privacy.capture._captured_function import captured_augmentation
-from distillkit.privacy.gradients import per_example
+from distillkit.privacy.gradients import dp_sgd, per_example
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.faulty_network import Layer
@@ -65,6 +65,13 @@ def test_invalid_losses_and_parameters_are_refused(toy_set: LabeledImages) -> No
         refused(lambda w=wrong: per_example_gradients(model, w, tuple(toy_set)), NotSeparable, words)
     with pytest.raises(PrivacyError, match="trained names no parameter, so there are no gradients to compute"):
         per_example_gradients(model, losses, tuple(toy_set), trained={})
+
+
+def test_losses_are_compared_on_labels_from_the_first_class_to_the_last(toy_set: LabeledImages) -> None:
+    seen: list[list[int]] = []
+    noting = lambda z, y: seen.append(y.tolist()) or F.cross_entropy(z, y, reduction="none")  # noqa: E731
+    dp_sgd._check_loss(noting, toy_set, 11)
+    assert [0, 2, 4, 6, 8, 10] in seen
 
 
 def test_rounds_compose_and_the_model_can_be_trained_again(toy_set: LabeledImages, global_rng_untouched: None) -> None:

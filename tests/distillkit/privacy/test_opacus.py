@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -86,11 +86,15 @@ def losses(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(network(images), labels, reduction="none")
 
 
+def silent(parameters: Iterable[Tensor], clip: float = math.inf) -> PrivateGradient:
+    return PrivateGradient([*parameters], sigma=0.0, clip=clip, denominator=1.0, secret=Secret())
+
+
 def summed(kind: str, network: nn.Module, images: Tensor, labels: Tensor, *, clip: float) -> Tensor:
     """Return the clipped sum over three batches, one of them empty, as one vector; the last has new parameters."""
     source = clipped_gradients(kind, network, losses, (images, labels))
     parameters = [p for p in network.parameters() if p.requires_grad]
-    private = PrivateGradient(parameters, sigma=0.0, clip=clip, denominator=1.0, secret=Secret())
+    private = silent(parameters, clip)
     before = [p.data for p in parameters]
     for part in (slice(0, 3), slice(3, 3), slice(3, 9)):
         source.add_to(private, images[part], labels[part], generator=derive(0))
@@ -111,7 +115,7 @@ def test_only_the_given_parameters_are_trained_on_all_columns(kind: str) -> None
     images = torch.randn(9, 1, 5, 4, generator=derive(1), dtype=torch.float64)
     columns = images, torch.arange(9) % 3, torch.arange(9).double()
     trained = {name: network.get_parameter(name) for name in ("flat.3.bias", "flat.1.weight")}
-    private = PrivateGradient([*trained.values()], sigma=0.0, clip=math.inf, denominator=1.0, secret=Secret())
+    private = silent(trained.values())
     clipped_gradients(kind, network, weighted, columns, trained=trained).add_to(private, *columns)
     wanted = torch.autograd.grad(weighted(network, *columns).sum(), [*trained.values()])
     torch.testing.assert_close(private.take(), [*wanted])
@@ -156,12 +160,9 @@ def test_a_gradient_beyond_float32_squares_is_clipped_not_dropped(kind: str) -> 
     assert gradient_norms(network, images, labels)[-1] > 1e24
     wanted = summed("captured", network, images, labels, clip=1.0)
     torch.testing.assert_close(summed(kind, network, images, labels, clip=1.0), wanted, rtol=1e-5, atol=1e-6)
-    source, images = (
-        clipped_gradients(kind, network, losses, (images, labels)),
-        torch.rand(20, 1, 5, 4, generator=derive(1)),
-    )
-    for image in images:  # rounding in float32 lengthens none of them
-        private = PrivateGradient(list(network.parameters()), sigma=0.0, clip=1e-3, denominator=1.0, secret=Secret())
+    source = clipped_gradients(kind, network, losses, (images, labels))
+    for image in torch.rand(20, 1, 5, 4, generator=derive(1)):  # rounding in float32 lengthens none of them
+        private = silent(network.parameters(), 1e-3)
         source.add_to(private, image[None], labels[:1])
         assert float(torch.cat(private._sums).norm()) == pytest.approx(1e-3, rel=1e-6)
         assert float(torch.cat(private._sums).norm()) <= 1e-3
@@ -198,9 +199,7 @@ def test_a_record_for_which_the_code_fails_counts_as_zero(kind: str) -> None:
     source = clipped_gradients(kind, network, losses, (images, labels))
 
     def taken(labels: Tensor, kept: Tensor) -> Tensor:
-        private = PrivateGradient(
-            list(network.parameters()), sigma=0.0, clip=0.5, denominator=1.0, secret=Secret()
-        )  # fmt: skip
+        private = silent(network.parameters(), 0.5)
         source.add_to(private, images[kept], labels[kept])
         return torch.cat([g.flatten() for g in private.take()])
 
@@ -250,7 +249,7 @@ def test_dropout_draws_from_the_secret_only(kind: str, toy_set: LabeledImages, g
     network = build(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)).double(), 0)
     generator, parameters = derive(0), list(network.parameters())
     source = clipped_gradients(kind, network, losses, tuple(toy_set))
-    sums = PrivateGradient(parameters, sigma=0.0, clip=math.inf, denominator=1.0, secret=Secret())
+    sums = silent(parameters)
     with pytest.raises(ValueError, match=r"^Sequential draws random numbers: pass generator=secret\.generator\(\)$"):
         source.add_to(sums, *toy_set)
     source.add_to(sums, *toy_set, generator=generator)
@@ -460,7 +459,7 @@ def test_lack_of_memory_is_an_error(kind: str) -> None:
     network, like = flat(nn.Tanh()), (torch.rand(2, 1, 5, 4), torch.tensor([0, 1]))
     source: Any = clipped_gradients(kind, network, losses, like)
     assert all(p.grad is None and p.grad_sample is None for p in source._own)
-    private = PrivateGradient([*network.parameters()], sigma=0.0, clip=1.0, denominator=1.0, secret=Secret())
+    private = silent(network.parameters())
 
     def full(*given: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")

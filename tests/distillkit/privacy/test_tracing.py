@@ -347,11 +347,16 @@ def test_records_are_evaluated_one_by_one_where_a_batch_fails_or_differs(
 ) -> None:
     """A record for which an operator fails has rows of zeros, and does not change a bit of the others."""
     real, weights = torch.func.vmap, torch.rand(4, 300)
-    places = torch.tensor([[0.0, 1, 2, 3], [9, 0, 0, 0], [3, 3, 1, 0]])
+    places = torch.tensor([[0.0, 1, 2, 3], [5, 0, 0, 0], [3, 3, 1, 0]])
+
+    def looked_up(given: Sequence[Tensor], x: Tensor) -> Tensor:
+        table = (given[0] + 0 * x)[:, None]  # of each record, behind which another record's may lie
+        return (F.embedding(x.long(), table).flatten() + torch.rand(4)) @ given[1]
+
     with monkeypatch.context() as patched:
         scaled = lambda call, places: lambda *given: [factor * row for row in real(call, places)(*given)]  # noqa: E731
         patched.setattr(torch.func, "vmap", scaled)
-        found = captured(lambda s, x: (s[0][x.long()] + torch.rand(4)) @ s[1], torch.rand(4), weights)
+        found = captured(looked_up, torch.rand(4), weights)
     assert found.batched == batched
     given = [torch.tensor([5.0, 6, 7, 8]), weights]
     (column,), (usual,) = (found(given, p, generator=derive(2)) for p in (places, places.clamp(max=3)))
