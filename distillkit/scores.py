@@ -292,12 +292,14 @@ def scores(
 
     if whole is not None:
         require_protocol(whole)
-    with each_warning_once():
-        measure(whole or hard, None, "real, hard")
-        measure(hard, with_class_labels(data), "set, hard")
+    with each_warning_once():  # the long training on all real images comes after those that refuse other mistakes
         measure(protocol, data, "set", "random")
         measure(plain, data, "set, no augmentation", "random, no augmentation")
-    return Scores(rows, settings, weight, augmented_weight)
+        measure(hard, with_class_labels(data), "set, hard")
+        measure(whole or hard, None, "real, hard")
+    names = ("real, hard", "set, hard", "set", "random", "set, no augmentation", "random, no augmentation")
+    settings = {name: settings[name] for name in names}
+    return Scores({name: rows[name] for name in names}, settings, weight, augmented_weight)
 
 
 def _checked_settings(protocol: Protocol, settings: Mapping[str, Any]) -> None:

@@ -333,7 +333,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "FGSM(8)": (lambda: FGSM(8), "epsilon must be below 1, because .*, got 8; .*pass 8 / 255"),
     "FGSM(1)": (lambda: FGSM(1), "epsilon must be below 1"),
-    "PGD(8)": (lambda: PGD(8), "epsilon must be below 1"),
     "PGD(step_size=2)": (lambda: PGD(8 / 255, step_size=2), "step_size must be below 1, .*pass 2 / 255"),
 }  # fmt: skip
 
@@ -353,6 +352,5 @@ def test_a_stored_test_set_is_compared(tmp_path: Path) -> None:
     opened = open_npz(tmp_path / "x.npz", cache=tmp_path / "cache", progress=False).test
     train = open_npz(tmp_path / "x.npz", cache=tmp_path / "cache", progress=False).train
     assert images_among(train, opened[torch.arange(5, 8)]).nonzero().flatten().tolist() == [5, 6, 7]
-    found = said(lambda: measure(test[:9].renormalize(opened.normalization), opened, linear))
-    assert found == [found[0]]
-    assert found[0].startswith("9 of 40 images of test are also in data")
+    [text] = said(lambda: measure(test[:9].renormalize(opened.normalization), opened, linear))
+    assert text.startswith("9 of 40 images of test are also in data")

@@ -130,7 +130,9 @@ def test_each_training_gets_its_data_protocol_and_best_setting(
                     generator=derive(seed, "final" if final else "search"),
                 ))  # fmt: skip
     assert sorted(map(repr, asked)) == sorted(map(repr, wanted))
+    assert (asked[0][0], asked[-1][2]) == (set_fingerprint(data), None)  # the longest training is the last
     assert found.settings == {name: search[position] for name, position in best.items()}
+    assert [*found.rows] == [*found.settings] == [*ACCURACIES]
     assert {name: row.mean for name, row in found.rows.items()} == dict.fromkeys(ACCURACIES, 0.9)
     assert (found.weight, found.augmented_weight) == (0.2, 0.7)
 
