@@ -180,6 +180,6 @@ def _network(net: str, file: Path, device: torch.device) -> Callable[[Tensor, Te
             network = package.LPIPS(net=net, version="0.1", verbose=False)
     except Exception as error:
         raise ValueError(
-            f"{file} cannot be loaded ({error or type(error).__name__}); delete it and download it again"
+            f"{file} cannot be loaded ({str(error) or type(error).__name__}); delete it and download it again"
         ) from error
     return network.to(device)

@@ -6,14 +6,21 @@ import importlib
 import pickle
 import pkgutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import attacks
 import distillkit
 import fl
+from distillkit.data.readers._ganin_digits import _read_mat
+from distillkit.data.readers._picture_decoding import read_picture
 from distillkit.locking import InUse
+from distillkit.networks._validation import check_network
 from distillkit.privacy import BudgetExhausted
+from tests.refused import refused
 
 OWN: dict[type[BaseException], Callable[[], BaseException]] = {
     InUse: lambda: InUse("runs/a is another's", 7),
@@ -48,3 +55,14 @@ def test_exception_survives_pickling(kind: type[BaseException]) -> None:
     assert str(found) == str(error)
     assert found.args == error.args
     assert vars(found) == vars(error)
+
+
+def test_an_error_without_a_message_is_told_by_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise EOFError
+
+    monkeypatch.setattr("PIL.Image.open", fail)
+    monkeypatch.setattr("scipy.io.loadmat", fail)
+    refused(lambda: read_picture(tmp_path / "a.png", None, None), ValueError, r"a\.png: EOFError$")
+    refused(lambda: _read_mat(tmp_path / "a.mat"), ValueError, "lacks X or y: EOFError$")
+    refused(lambda: check_network(fail, torch.zeros(2, 1, 4, 4), classes=3), ValueError, r"\(1, 4, 4\): EOFError\(\)$")

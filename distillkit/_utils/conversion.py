@@ -395,7 +395,7 @@ def _image(value: Any, name: str, convert: Callable[[Tensor], Tensor] | None) ->
         try:
             array = picture_array(value, None, "put them on a background in the dataset's transform")
         except Exception as error:  # Pillow raises errors of many kinds for damaged files, which it reads only here
-            raise ValueError(f"{name} cannot be read: {error or type(error).__name__}") from error
+            raise ValueError(f"{name} cannot be read: {str(error) or type(error).__name__}") from error
         image = torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
     else:
         image = as_tensor(value, name, lists=True)

@@ -86,7 +86,8 @@ def check_network(
                 again = cast(Network, network).classifier(embedding)
         except Exception as error:
             raise ValueError(
-                f"{name} ({_kind(network)}) does not accept images of the data's shape {shape}: {error or repr(error)}"
+                f"{name} ({_kind(network)}) does not accept images of the data's shape {shape}: "
+                f"{str(error) or repr(error)}"
             ) from error
     if not torch.equal(noise, before):
         raise ValueError(

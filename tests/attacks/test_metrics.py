@@ -184,11 +184,13 @@ def test_weights_are_downloaded_only_on_request(checkpoints: Path, monkeypatch: 
         assert asked == [(f"https://download.pytorch.org/models/{SQUEEZE[1]}", "b8a52dc0")] * times
 
 
-def test_damaged_weights_file_is_named(checkpoints: Path) -> None:
+def test_damaged_weights_file_is_named(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints.mkdir(parents=True)
     (checkpoints / SQUEEZE[1]).write_bytes(b"no weights")
     a = pictures(0, size=20)
     refused(lambda: lpips(a, a, net="squeeze"), ValueError, rf"{SQUEEZE[1]} cannot be loaded .*; delete it")
+    monkeypatch.setattr(lpips_package, "LPIPS", lambda **_: next(iter([])))
+    refused(lambda: lpips(a, a, net="squeeze"), ValueError, rf"{SQUEEZE[1]} cannot be loaded \(StopIteration\); delete")
 
 
 def test_lpips_refuses_unsupported_images(checkpoints: Path) -> None:

@@ -124,7 +124,7 @@ def _read_mat(file: Path) -> tuple[Tensor, Tensor]:
         content = loadmat(file)
         images, labels = content["X"], np.asarray(content["y"]).reshape(-1)
     except Exception as error:
-        raise ValueError(f"{file} is damaged or lacks X or y: {error or type(error).__name__}") from error
+        raise ValueError(f"{file} is damaged or lacks X or y: {str(error) or type(error).__name__}") from error
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2:] != (3, len(labels)):
         raise ValueError(
             f"{file} must hold X, uint8 [H, W, 3, N], and y, N labels, got {images.dtype} {list(images.shape)} and "

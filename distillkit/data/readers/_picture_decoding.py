@@ -30,7 +30,7 @@ def read_picture(file: Path, size: Size | None, channels: int | None, background
         with Image.open(file) as picture:
             array = picture_array(picture, background, _TRANSPARENT)
     except Exception as error:
-        raise ValueError(f"cannot read picture {file}: {error or type(error).__name__}") from error
+        raise ValueError(f"cannot read picture {file}: {str(error) or type(error).__name__}") from error
     tensor = torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
     return to_pixels(tensor[None], size, channels)[0]
 

@@ -68,7 +68,7 @@ def load_torchvision(
             if missing:
                 raise
             raise ValueError(
-                f"{name} in {root} cannot be read ({', '.join(files)}): {error or type(error).__name__}; "
+                f"{name} in {root} cannot be read ({', '.join(files)}): {str(error) or type(error).__name__}; "
                 "delete the files and get them again"
             ) from error
         raw[part] = _as_images(data.data), torch.as_tensor(getattr(data, labels)).long()
