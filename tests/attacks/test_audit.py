@@ -17,6 +17,7 @@ from scipy.optimize import brentq
 from scipy.stats import beta, binom, norm
 
 from attacks.audit import ClaimTest, audit_claim, epsilon_lower_bound, max_lower_bound, one_run_lower_bound, step_scores
+from attacks.audit._outcomes import Event
 from attacks.audit._rates import p_value
 from attacks.statistics import Rate, clopper_pearson
 from distillkit.privacy import gaussian_delta, gaussian_sigma
@@ -166,6 +167,8 @@ def test_claim_is_tested_on_the_clearest_event_of_the_other_half(flipped: bool, 
 
 @pytest.mark.parametrize("epsilon", [1.0, 1000.0])
 def test_a_verdict_states_the_shares_that_were_counted_and_allowed(epsilon: float) -> None:
+    assert str(Event("outside", "below", 1.23456, 1, 2)) == "outside scores below 1.235 in column 1"
+    assert str(Event("inside", "at least", 1e-9, 0, 1)) == "inside scores at least 1e-09"
     shown = {True: ("refuted", 0.0625), False: ("not refuted", 0.9)}
     allowed = {1.0: f"{100 * (math.e * 0.25 + 0.0625):.3g}", 1000.0: "100"}[epsilon]
     for refuted_, (verdict, p) in shown.items():
