@@ -41,17 +41,9 @@ def embedders_of(toy_set: LabeledImages, toy_network: Factory, count: int = 3, *
     return PublicEmbedders(RandomNetworks(toy_network), count, like=toy_set, **options)  # type: ignore[arg-type]
 
 
-def test_unit_vectors_have_length_one_and_clipped_ones_at_most_the_clip(
-    toy_set: LabeledImages, toy_network: Factory
-) -> None:
-    unit, clipped = embedders_of(toy_set, toy_network)[0], embedders_of(toy_set, toy_network, clip=1.5)[0]
-    assert unit.sensitivity == 1.0
-    assert clipped.sensitivity == 1.5
-    torch.testing.assert_close(unit(toy_set.images).norm(dim=1), torch.ones(12, dtype=torch.float64))
-    raw = clipped.embedding(toy_set.images) - clipped.center
-    expected = torch.stack([v * min(1.0, 1.5 / float(v.norm())) for v in raw])
-    torch.testing.assert_close(clipped(toy_set.images), expected)
-    assert float(clipped(toy_set.images).norm(dim=1).max()) <= 1.5 * (1 + 1e-12)
+class Blind(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
 
 
 def test_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages, toy_network: Factory) -> None:
@@ -82,21 +74,6 @@ def test_vector_at_the_centre_is_zero_and_none_is_too_long() -> None:
     vectors = torch.randn(500, 4, dtype=torch.float64, generator=derive(0))
     for clip, bound in ((None, 1.0), (0.3, 0.3)):  # not even by rounding
         assert float(PublicEmbedder(flat, center, clip=clip).bounded(vectors).norm(dim=1).max()) <= bound
-
-
-@pytest.mark.parametrize("chunk", [1, 5, 100])
-def test_class_sums_equal_a_plain_loop(toy_set: LabeledImages, toy_network: Factory, chunk: int) -> None:
-    embedders = embedders_of(toy_set, toy_network)
-    sums = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=5, chunk=chunk)
-    assert sums.shape == (3, 5, 16)
-    for k in range(3):
-        vectors = embedders[k](toy_set.images)
-        for c in range(5):
-            torch.testing.assert_close(sums[k, c], vectors[toy_set.labels == c].sum(0).double())
-    assert not sums[:, 3:].any()
-    refused(
-        lambda: class_sums(*toy_set, embedders, num_classes=2), ValueError, "labels must be below num_classes=2, got 2"
-    )
 
 
 @pytest.mark.parametrize("value", [1e308, math.inf, math.nan, -1e200])
@@ -133,6 +110,7 @@ def test_sums_are_exact_and_no_vector_exceeds_the_clip(clip: float | None, scale
     images = (torch.randn(12, 1, 4, 4, generator=derive(1), dtype=torch.float64) * scale).to(dtype)
     labels, like = torch.arange(12) % 3, LabeledImages(torch.zeros(1, 1, 4, 4, dtype=dtype), torch.zeros(1).long())
     embedders = PublicEmbedders(FixedNetwork(net), 1, like=like, clip=clip, centers=0)
+    assert embedders[0].sensitivity == embedders.sensitivity == (clip or 1.0)
     for image in images:
         (alone,) = class_sums(image[None], labels[:1], embedders, num_classes=1)[0].tolist()
         assert sum(Fraction(v) ** 2 for v in alone) <= Fraction(embedders.sensitivity) ** 2
@@ -180,8 +158,9 @@ def test_refused_release_draws_nothing() -> None:
 @pytest.mark.parametrize("sensitivity", [9e-13, 1e31, 0.0])
 def test_sensitivity_out_of_range_is_refused_before_the_charge(sensitivity: float) -> None:
     ledger = Ledger()
-    with pytest.raises(ValueError, match="sensitivity must be"):
-        release(torch.zeros(1, 1, 1), sigma=1.0, sensitivity=sensitivity, ledger=ledger)
+    for sigma in (1.0, 0.0):
+        call = partial(release, torch.zeros(1, 1, 1), sigma=sigma, sensitivity=sensitivity, ledger=ledger)
+        refused(call, ValueError, "sensitivity must be")
     assert ledger.events == ()
 
 
@@ -204,21 +183,13 @@ def test_code_of_the_user_does_not_run_after_the_preparation(toy_set: LabeledIma
 
 
 def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> None:
-    options: dict[str, Any] = {
-        "num_networks": 1,
-        "ipc": 1,
-        "steps": 1,
-        "passes": Passes(first_num_networks=1, first_steps=1),
-    }
-    tensors = condense_private(toy_set.images.float(), toy_set.labels, epsilon=2.0, num_classes=3, **options)
+    quick: dict[str, Any] = {"ipc": 1, "steps": 1, "passes": Passes(first_num_networks=1, first_steps=1)}
+    images, options = toy_set.images.float(), {"num_classes": 3, "num_networks": 1} | quick
+    tensors = condense_private(images, toy_set.labels, epsilon=2.0, **options)
     assert tensors.images.dtype == torch.float32
     ball = NetworkBall(build(toy_network, 0), 0.5)
-    start = LabeledImages(
-        torch.randn(6, 1, 4, 4, generator=derive(9), dtype=torch.float64),
-        torch.tensor([2, 1, 0, 0, 1, 2]),
-        num_classes=3,
-        normalization=toy_set.normalization,
-    )
+    noise = torch.randn(6, 1, 4, 4, generator=derive(9), dtype=torch.float64)
+    start = toy_set.replace(images=noise, labels=torch.tensor([2, 1, 0, 0, 1, 2]))
     private = condensed(
         toy_set, toy_network, networks=ball, init=start, augment=DSA(), clip=2.0, match="embedding+logits", steps=0,
         first_steps=0,
@@ -238,8 +209,14 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     refused(lambda: condensed(toy_set, toy_network, init=other), ValueError, "normalization")
     with pytest.raises(ValueError, match="delta must equal the ledger's"):
         condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
-    with pytest.raises(ValueError, match=r"targets must be \[3 embedders, classes, F=16\], got \[2, 3, 16\]"):
-        fit_to_means(start.images, embedders_of(toy_set, toy_network), torch.zeros(2, 3, 16))
+    embedders = embedders_of(toy_set, toy_network)
+    for shape in ([2, 3, 16], [3, 0, 16], [3, 3, 15], [3, 48]):
+        words = rf"targets must be \[3 embedders, classes, F=16\], got \{shape}"
+        refused(lambda s=shape: fit_to_means(start.images, embedders, torch.zeros(s)), ValueError, words)
+    whole = torch.zeros(3, 3, 16).long()
+    refused(lambda: fit_to_means(start.images, embedders, whole), TypeError, r"targets must be .* \[G, K, F\]")
+    blind = embedders_of(toy_set, lambda: nn.Sequential(nn.Flatten(), Blind(), nn.Linear(16, 3)).double(), 1)
+    refused(lambda: fit_to_means(start.images, blind, torch.zeros(1, 3, 16)), ValueError, "embedders must .*images")
     embedders, odd = embedders_of(toy_set, toy_network, 5), torch.tensor(math.nan)
     targets = torch.zeros(len(embedders), 3, embedders.dim)
     for wrong, name in (((start.images, targets + odd), "targets"), ((start.images / 0, targets), "start")):
@@ -253,15 +230,23 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
             fit_to_means(start.images[:count], embedders, targets)
 
 
-def test_siamese_augmentation_is_drawn_once_per_network(toy_set: LabeledImages, toy_network: Factory) -> None:
-    embedders = embedders_of(toy_set, toy_network, 4, augment=DSA("crop_flip"), seed=2)
-    sums = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=3, chunk=5)
+@pytest.mark.parametrize("chunk", [1, 5, 100])
+@pytest.mark.parametrize("augment", [None, DSA("crop_flip")])
+def test_class_sums_equal_a_plain_loop(
+    augment: DSA | None, chunk: int, toy_set: LabeledImages, toy_network: Factory
+) -> None:
+    """A siamese augmentation is drawn once for each network."""
+    embedders = embedders_of(toy_set, toy_network, 4, augment=augment, seed=2)
+    sums = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=5, chunk=chunk)
+    assert (sums.shape, sums.dtype, bool(sums[:, 3:].any())) == ((4, 5, 16), torch.float64, False)
     for k in range(4):
-        shifted = DSA("crop_flip")(toy_set.images, derive(2, "augment", k), siamese=True)
-        network = RandomNetworks(toy_network).draw(derive(2, "network", k))
-        vectors = network.features(shifted) - embedders[k].center
+        shown = augment(toy_set.images, derive(2, "augment", k), siamese=True) if augment else toy_set.images
+        vectors = RandomNetworks(toy_network).draw(derive(2, "network", k)).features(shown) - embedders[k].center
         vectors = vectors / vectors.norm(dim=1, keepdim=True)
-        torch.testing.assert_close(sums[k, 2], vectors[toy_set.labels == 2].sum(0))
+        for c in range(3):
+            torch.testing.assert_close(sums[k, c], vectors[toy_set.labels == c].sum(0))
+    for labels, words in ((toy_set.labels, "must be below num_classes=2, got 2"), (toy_set.labels[1:], "got 11")):
+        refused(lambda y=labels: class_sums(toy_set.images, y, embedders, num_classes=2), ValueError, words)
 
 
 @pytest.mark.parametrize("first_share", [0.0, 0.2])

@@ -30,16 +30,8 @@ Factory = Callable[[], nn.Module]
 
 
 def private(toy_set: LabeledImages, toy_network: Factory, **options: object) -> LabeledImages:
-    defaults = {
-        "size": 12,
-        "sigma": 1.0,
-        "rate": 0.5,
-        "steps": 3,
-        "ipc": 2,
-        "networks": RandomNetworks(toy_network),
-        "clip": 1.0,
-    }
-    return image_sgd(toy_set, **grouped(**defaults | options))  # type: ignore[arg-type]
+    options = {"networks": RandomNetworks(toy_network), "size": 12, "sigma": 1.0, "rate": 0.5} | options
+    return image_sgd(toy_set, **grouped(**{"steps": 3, "ipc": 2, "clip": 1.0} | options))  # type: ignore[arg-type]
 
 
 def phi(model: nn.Module) -> Callable[[Tensor], Tensor]:

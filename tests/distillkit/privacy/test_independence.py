@@ -179,6 +179,8 @@ def test_captured_map_equals_the_live_one_and_its_gradients(augment: Any, toy_se
     handle = own.network.register_forward_hook(lambda *_: None)  # type: ignore[attr-defined]
     assert not is_own_network(own.network)
     handle.remove()
+    with torch.autocast("cpu"):
+        refused(lambda: own.embed_private(toy_set.images), PrivacyError, r"^the network .* torch.autocast\('cpu'\) is")
     torch.testing.assert_close(hooked.of_private(toy_set.images), own(toy_set.images))
     synthetic = torch.randn(2, 1, 4, 4, generator=derive(5), dtype=torch.float64)
     cotangents = torch.randn(3, 16, generator=derive(6), dtype=torch.float64)

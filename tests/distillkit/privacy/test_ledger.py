@@ -57,19 +57,10 @@ def test_file_contains_the_event_when_spend_returns(tmp_path: Path) -> None:
     assert (first["after"], charge["after"]) == ("", sha256(lines[0]).hexdigest())
     assert ledger.head == {"lines": 2, "hash": sha256(charge["after"].encode() + lines[1]).hexdigest()}
     assert first["relation"] == "add or remove one record"
-    line = charge["event"]
-    assert line == {
-        "mechanism": "class_means",
-        "sigma": 2.0,
-        "rate": 1.0,
-        "count": 1,
-        "client": "a",
-        "round": 4,
-        "sampling": "everything",
-        "relation": "add or remove one record",
-        "seeded": True,
-    }
+    assert charge["event"] == asdict(replace(ONE, client="a", round=4, seeded=True))
+    assert (charge["event"]["sampling"], charge["event"]["relation"]) == ("everything", "add or remove one record")
     assert Ledger(path).events == ledger.events
+    assert repr(Ledger(path)) == f"Ledger('{path}', delta=1e-05: 1 events of 1 clients)"
 
 
 def test_append_that_was_cut_at_any_byte_is_completed(tmp_path: Path) -> None:
@@ -215,7 +206,8 @@ def test_unknown_sampling_is_refused(sampling: str) -> None:
     refused(lambda: Event("dp_sgd", 1.0, 0.75, relation=REPLACE_RECORD), NotAccountable, words)
     words = r"^dp_sgd: relation must be one of \('add.*', 'replace.*', 'add.*'\), got 'label change'"
     refused(lambda: Event("dp_sgd", 1.0, relation="label change"), NotAccountable, words)
-    assert Event("dp_sgd", 1.0, 0.1).sampling == "poisson"
+    for relation in ("add or remove one record", ADD_OR_REMOVE_CLIENT):
+        assert Event("dp_sgd", 1.0, 0.1, relation=relation).sampling == "poisson"
 
 
 def test_mixed_relations_are_refused() -> None:
@@ -229,7 +221,9 @@ def test_mixed_relations_are_refused() -> None:
 
 
 def test_invalid_events_and_ledgers_are_refused() -> None:
-    refused(lambda: Event("x", 1.0, 0.0), ValueError, "rate")
+    for rate in (0.0, 1.0 + 1e-9):
+        refused(lambda q=rate: Event("x", 1.0, q), ValueError, "rate must be")
+    refused(lambda: Ledger().spend("x"), TypeError, r"events must be Event\(mechanism, sigma, ...\) objects, got str")  # type: ignore[arg-type]
     refused(lambda: Event("x", 1.0, count=0), ValueError, "count")
     refused(lambda: Event("x", -1.0), ValueError, "sigma")
     refused(lambda: Ledger(delta=0.0), NotAccountable, "delta")
@@ -292,6 +286,7 @@ def test_guarantee_as_text_and_as_values() -> None:
         assert lost.info() == {"epsilon": None, "reason": "raw images were sent", "nominal_epsilon": shown, **same}
     ledger = Ledger(budget=25.5, disjoint=False, renyi_order=8, delta=1e-6)
     ledger.spend(ONE, replace(ONE, client=2, sigma=90.0), replace(ONE, sigma=90.0))
+    ledger.void("shown", client=3)
     options = "delta=1e-06, budget=25.5, disjoint=False, renyi_order=8"
     assert repr(ledger) == f"Ledger(in memory, {options}: 3 events of 2 clients)"
     empty = Ledger().guarantee()

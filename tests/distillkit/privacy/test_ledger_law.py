@@ -240,7 +240,7 @@ def test_ledger_follows_its_definitions_in_memory_on_disk_and_at_a_client(seed: 
 
 def test_lines_for_a_run_are_cut_and_name_its_client(tmp_path: Path) -> None:
     """What another machine says has bounds, and unknown fields are left out."""
-    event, long = {"event": asdict(Event("x", 2.0, 0.5, 3, "z", 4, seeded=True))}, "x" * 2000
+    event, long = {"event": asdict(Event("x", 2.0, 0.5, 3, "z", 10**9 - 1, seeded=True))}, "x" * 2000
     facts = [f"{k}{long}" for k in range(len(PUBLIC_INPUTS) + 3)]
     given = [
         {**event, "more": 1}, {"void": long, "client": "z"}, {"remark": long, "client": "z"},
@@ -249,8 +249,12 @@ def test_lines_for_a_run_are_cut_and_name_its_client(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l")
     mirror_lines(ledger, "n", 7, list(enumerate(given, start=4)))
     mirror_lines(ledger, "m", 7, [(10, {"void": "later"}), (9, {"remark": "other"})])
-    odd = {"event": {**event["event"], "seeded": 1}}
-    refused(lambda: mirror_lines(ledger, "o", 7, [(1, odd)]), ValueError, "not a line of a ledger")
+    for change, words in (
+        ({"seeded": 1}, "^not a line"), ({"round": 1.5}, "^not a line"), ({"mechanism": 3}, "^not a line"),
+        ({"round": -1}, "is out of"), ({"round": 10**9}, "is out of"), ({"mechanism": long[:1001]}, "is out of range"),
+    ):  # fmt: skip
+        odd = {"event": {**event["event"], **change}}
+        refused(lambda one=odd: mirror_lines(ledger, "o", 7, [(1, one)]), ValueError, words)
     wanted = [
         {"event": {**event["event"], "client": "7"}}, {"void": long[:1000], "client": "7"}, {"remark": long[:1000]},
         {"assumed": [fact[:1000] for fact in facts[: len(PUBLIC_INPUTS)]], "by": long[:1000]},
@@ -278,15 +282,8 @@ def test_lines_of_a_child_ledger_are_seen_before_they_count() -> None:
     assert seen == [([{"event": asdict(event)}] * 2, []), ([{"remark": "new"}], [{"event": asdict(event)}] * 2)]
     assert child.charged == [*seen[0][0], *seen[1][0]]
     assert child.epsilon(1) == compose([(2.0, 1.0, 2)], 1e-5).epsilon
-    changes = [
-        {},
-        {"seeded": True},
-        {"mechanism": "y"},
-        {"sampling": "poisson"},
-        {"sigma": 3.0},
-        {"client": ALL_CLIENTS},
-    ]
-    kinds, trunk = [replace(event, **change) for change in changes], Ledger()
+    changes = {"seeded": True, "mechanism": "y", "sampling": "poisson", "sigma": 3.0, "client": ALL_CLIENTS}
+    kinds, trunk = [event, *(replace(event, **{name: value}) for name, value in changes.items())], Ledger()
     trunk.spend(*kinds, *(replace(kind, count=4, round=9) for kind in kinds), replace(event, client=2))
     merged = {replace(kind, round=0, count=5) for kind in kinds}
     assert {*ChildLedger(child_state(trunk, 1)).events} == merged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from distillkit.networks import build
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import (
+    ASSUMPTIONS,
     Account,
     BudgetExhausted,
     EmbeddingNetworks,
@@ -39,6 +41,7 @@ from distillkit.privacy.validation._arguments import NEW_LEDGER_REMARK
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
 from distillkit.training import Protocol
+from tests.refused import refused
 
 Factory = Callable[[], nn.Module]
 
@@ -284,6 +287,11 @@ def test_released_sums_and_counts_are_the_exact_ones_plus_the_secret_noise(skewe
     stated = [(e.mechanism, e.sigma, e.rate, e.count, e.client, e.round, e.seeded) for e in ledger.events]
     assert stated == [(*one, "3", 7, True) for one in (("histogram", 2.0, 1.0, 1), ("class_means", 3.0, 1.0, 2),
                                                        ("class_means", 0.0, 1.0, 2))]  # fmt: skip
+    assert ledger.guarantee(3).assumptions == {name: ASSUMPTIONS[name] for name in ("private_histogram", "release")}
+    for labels, count, words in (([3], 3, "labels must be below num_classes=3"), ([], 0, "num_classes must be at")):
+        count_all = partial(private_histogram, torch.tensor(labels).long(), num_classes=count, sigma=1.0, ledger=ledger)
+        refused(count_all, ValueError, words)
+    assert len(ledger.events) == 3
     empty = private_histogram(skewed.labels[:0], num_classes=2, sigma=0.0, ledger=Ledger())
     assert empty.tolist() == [0.0, 0.0]
 

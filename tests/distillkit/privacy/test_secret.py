@@ -64,6 +64,7 @@ def test_seeded_noise_is_half_the_sum_of_four_box_muller_draws(std: float) -> No
     secret, same = Secret(7), Secret(7)
     values = torch.randn(3, 5, generator=torch.Generator().manual_seed(1)).requires_grad_()
     assert torch.equal(secret.add_noise(values, 0.0), values.detach().double())
+    assert secret.add_noise(double := values.detach().double(), 0.0).data_ptr() != double.data_ptr()
     assert (secret.draws, secret.drawn) == (0, {})
     for number in (1, 2):
         radius = (-2 * same.uniform(30).log()).sqrt()
@@ -101,6 +102,7 @@ def test_discrete_noise_has_no_seed_and_names_its_package(monkeypatch: pytest.Mo
         without_noise.setattr("importlib.util.find_spec", lambda name: True)
         values = torch.tensor([1.5 - 2.0**-30, 1.5 - 2.0**-20], dtype=torch.float64)
         assert Secret(discrete=True).add_noise(values * 2.0**-20, 1.5).tolist() == [2.0**-19, 2.0**-20]
+        assert repr(Secret(discrete=True)) == "Secret(operating system, discrete)"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     refused(lambda: Secret(discrete=True), ImportError, r"distillkit\[opendp\]")
 
@@ -112,6 +114,7 @@ def test_invalid_arguments_are_refused() -> None:
     assert as_secret(4).seeded
     for wrong in ("a", True):
         refused(lambda w=wrong: Secret(w), TypeError, f"seed must be an int, .* got {type(wrong).__name__}$")
+    refused(lambda: Secret(discrete=1), TypeError, "discrete must be True or False")  # type: ignore[arg-type]
     refused(lambda: noise(secret, (2,), -1.0), ValueError, "std")
     refused(lambda: secret.poisson(3, 1.5), ValueError, "rate")
     refused(lambda: secret.add_noise(torch.zeros(2, dtype=torch.complex64), 1.0), TypeError, "values")

@@ -39,8 +39,9 @@ def test_draw_is_the_network_that_the_set_trains(
     assert not any(module.training for module in [*drawn.modules()][1:])  # type: ignore[attr-defined]
 
 
-def test_no_training_shows_a_bar_without_progress(
-    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("progress", [False, True])
+def test_bars_are_shown_if_progress_is_true(
+    progress: bool, toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
 
@@ -52,11 +53,11 @@ def test_no_training_shows_a_bar_without_progress(
     for place in ("distillkit.training", condensation + "class_means", condensation + "image_sgd",
                   "distillkit.privacy.gradients.dp_sgd"):  # fmt: skip
         monkeypatch.setattr(f"{place}.bar", noted)
-    options: dict[str, Any] = {"size": 12, "sigma": 1.0, "steps": 1, "progress": False}
-    condensed(toy_set, toy_network, train=SHORT, progress=False)
+    options: dict[str, Any] = {"size": 12, "sigma": 1.0, "steps": 1, "progress": progress}
+    condensed(toy_set, toy_network, train=SHORT, progress=progress)
     image_sgd(toy_set, networks=RandomNetworks(toy_network), ipc=1, **options)
     train_private(toy_network(), toy_set, **options)
-    assert set(asked) == {False}
+    assert set(asked) == {progress}
 
 
 def test_untrainable_networks_are_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
