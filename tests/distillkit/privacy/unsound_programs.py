@@ -116,42 +116,8 @@ def attention(module: Any, x: Tensor) -> Tensor:
     return (rows @ rows.T).softmax(1) @ rows
 
 
-def whitening(module: Any, x: Tensor) -> Tensor:
-    rows = x.flatten(1)
-    return rows @ torch.linalg.inv(torch.linalg.cholesky(rows.T @ rows / len(rows) + torch.eye(16).to(rows)))
-
-
-def over_records(module: Any, x: Tensor) -> Tensor:
-    return F.conv1d(x.flatten(1).T[:, None], x.new_ones(1, 1, 3), padding=1)[:, 0].T
-
-
-def balanced(module: Any, x: Tensor) -> Tensor:
-    """Sinkhorn's balancing of rows and columns."""
-    rows = x.flatten(1).exp()
-    for _ in range(3):
-        rows = rows / rows.sum(0)
-        rows = rows / rows.sum(1, keepdim=True)
-    return rows
-
-
-def ghost(module: Any, x: Tensor) -> Tensor:
-    groups = x.unflatten(0, (-1, 1))
-    return ((groups - groups.mean((0, 1))) / (groups.var((0, 1), unbiased=False) + 1e-5).sqrt()).flatten(0, 1)
-
-
 VALUE: dict[str, Any] = {
     "attention over the batch": attention,
-    "sorted over the batch": lambda m, x: x.sort(0)[0],
-    "ranks in the batch": lambda m, x: x + x.argsort(0),
-    "range of the batch": lambda m, x: (x - x.min()) / (x.max() - x.min()),
-    "running sum": lambda m, x: x.cumsum(0),
-    "running maximum": lambda m, x: x.cummax(0)[0],
-    "whitening": whitening,
-    "balanced": balanced,
-    "spectrum over the batch": lambda m, x: torch.fft.fft(x, dim=0).real,
-    "ghost batch norm": ghost,
-    "convolution over the batch": over_records,
-    "distances": lambda m, x: x * (1 + torch.cdist(x.flatten(1), x.flatten(1)).sum(1)).view(-1, 1, 1, 1),
     "batch norm as an operator": lambda m, x: torch.ops.aten.batch_norm(x, *[None] * 4, True, 0.1, 1e-5, False),
     "palette": Palette,
 }  # fmt: skip
@@ -163,11 +129,6 @@ def micro(module: Any, x: Tensor) -> Tensor:
     return x.view(len(x) // 4, 4, 16).flatten(0, 1)
 
 
-def padded(module: Any, x: Tensor) -> Tensor:
-    full = torch.cat([x, x[:1].expand(7, -1, -1, -1)])
-    return (full - full.mean(0))[: len(x)] + x
-
-
 def waves_of_place(module: Any, x: Tensor) -> Tensor:
     place = torch.arange(len(x), dtype=x.dtype).view(-1, 1, 1, 1)
     return x + torch.sin(place / len(x))
@@ -175,17 +136,9 @@ def waves_of_place(module: Any, x: Tensor) -> Tensor:
 
 SIZE: dict[str, Any] = {
     "times the batch size": lambda m, x: x * len(x),
-    "divided by the number of values": lambda m, x: x * 16 / x.numel(),
     "other branch for one record": lambda m, x: x - x.mean(0) if len(x) > 1 else x,
-    "even and odd sizes": lambda m, x: x.flip(0) if x.size(0) % 2 == 0 else x,
     "place in the batch": waves_of_place,
     "micro batches": micro,
-    "padded batch": padded,
-    "copies of the batch": lambda m, x: x.repeat(8, 1, 1, 1),
-    "without the last odd record": lambda m, x: x[: len(x) // 2 * 2],
-    "first half": lambda m, x: x.chunk(2)[0],
-    "zoom by the size": lambda m, x: F.interpolate(x, scale_factor=len(x))[..., :4, :4],
-    "groups by the size": lambda m, x: F.group_norm(x.view(1, -1, 4, 4), len(x)).view_as(x),
     "shared over the batch": lambda m, x: x.mean(0, keepdim=True).expand(len(x), -1, -1, -1),
     "rounding in a chunk of one": Waves,
     "rounding after a failure": Waves,
@@ -412,8 +365,6 @@ READS, CHOOSES, CANNOT = "keep values in tensors", "torch.where", "cannot be cap
 REFUSED: dict[str, tuple[type[Exception], str]] = {
     "overflow": (PrivacyError, "no finite gradient for noise images"),
     "micro batches": (NotCapturable, CANNOT),
-    "copies of the batch": (NotCapturable, CANNOT),
-    "without the last odd record": (NotCapturable, CANNOT),
     "layer made at the first call": (NotCapturable, CANNOT),
     "running norm": (BatchStatistics, "changes running statistics"),
     "spectral norm": (BatchStatistics, "changes"),
