@@ -66,7 +66,7 @@ def read_npz(path: Path) -> tuple[Tensors, dict[str, Any]]:
         facts = _checked_facts(json.loads(str(arrays.pop("set"))))
         copies = {name: arrays.pop(name, None) for name in _FOR_READERS}
         for name, copy in copies.items():
-            if (None if copy is None else copy.tolist()) != (None if name not in facts else list(facts[name])):
+            if (None if copy is None else copy.tolist()) != facts.get(name):
                 raise ValueError(f"its array {name!r} contradicts its array 'set'")
         if differing := sorted(set(arrays) ^ set(facts["arrays"])):
             raise ValueError(f"arrays are missing, or do not belong to the set: {', '.join(differing)}")

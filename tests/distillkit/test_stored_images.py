@@ -392,8 +392,7 @@ def test_a_resumed_call_continues_with_the_same_bits(stored: StoredImages, reads
         states: list[Any] = []
         whole = call(stored, callback=lambda progress, states=states: states.append(progress.state()))
         require_equal(call(stored, resume=states[0]).images, whole.images)
-    with pytest.raises(ValueError, match="with other arguments: classes=.*data="):
-        dc(stored[:70], iterations=3, resume=states[0])
+    refused(lambda: dc(stored[:70], iterations=3, resume=states[0]), ValueError, "other arguments: classes=.*data=")
 
 
 @settings(deadline=None, max_examples=30)

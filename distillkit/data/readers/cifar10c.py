@@ -143,7 +143,7 @@ def split_cifar10c(
         number = data.columns["picture"]
         check.positive_int(pictures, "pictures", most=int(number.max()) + 1)
         data = data[(number < pictures).nonzero().flatten()]
-    return split_by(data, "picture", test_fraction, hold_out=hold_out, classes=CIFAR10_CLASSES)
+    return split_by(data, "picture", test_fraction, hold_out=hold_out)
 
 
 def _array(file: Path, count: int | None) -> NDArray[Any]:

@@ -112,7 +112,7 @@ def test_damaged_metadata_and_invalid_options_are_refused(tmp_path: Path) -> Non
 def test_too_many_photos_for_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
     monkeypatch.setattr(os, "sysconf", lambda name: 20)
-    refused(lambda: load_flair(tmp_path, size=6), ValueError, r"400 bytes of memory; use open_dataset\(\.\.\.\), whi")
+    refused(lambda: load_flair(tmp_path, size=6), ValueError, r"^5 pictures of .*; use open_dataset\(\.\.\.\), wh")
 
 
 def test_stored_photos_equal_loaded_ones(tmp_path: Path) -> None:

@@ -162,7 +162,9 @@ def test_what_rows_cannot_hold_is_said() -> None:
     taken = data.replace(columns={"label": labels})
     refused(taken.to_huggingface, ValueError, r"rename 'label' by data\.replace\(columns=")
     half = data.to(dtype=torch.bfloat16).replace(labels=torch.eye(2, dtype=torch.bfloat16)[labels])
-    assert as_set(half.to_huggingface()).labels.tolist() == torch.eye(2)[labels].tolist()
+    rows = half.to_huggingface()
+    assert rows.features["label"] == datasets.List(datasets.Value("float32"), 2)
+    assert as_set(rows).labels.tolist() == torch.eye(2)[labels].tolist()
 
 
 def test_missing_datasets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -431,6 +431,8 @@ def test_impossible_splits_of_domains_are_refused(options: dict[str, Any], words
         partition.domains_by_dirichlet(labels, domains, **{"parts": 2, "alpha": 2.0, "min_each": 1, **options})
     assert_best_of_all_draws(lambda n: partition.domains_by_dirichlet(labels, domains, 2, 0.3, min_each=10, tries=n))
     refused(lambda: partition.domains_by_dirichlet(labels[:9], domains, 2), ValueError, "one entry per image")
+    draws = [partition.domains_by_dirichlet(labels, domains, 2, min_each=0, generator=seed) for seed in range(20)]
+    assert {len(one[0]) < len(one[2]) for one in draws} == {True, False}  # two clients of one domain
     absent = torch.arange(80) // 40 + domains - 5  # class 0 in domain 5 alone
     with pytest.raises(ValueError, match="domain 5 has 0 images of class 2"):
         partition.domains_by_dirichlet(absent, domains, 2, min_each=1)

@@ -206,11 +206,7 @@ def test_a_dataset_larger_than_memory_is_refused_with_the_call_that_stores_it(
         ([*zip(PIXELS[:40], LABELS), (PIXELS[0, :, :5], 1)], ValueError, r"of item 32 and later|one shape"),
         ([*zip(PIXELS[:32], LABELS), (PIXELS[0, :, :5], 1)], ValueError, r"those of item 32 and later have shapes"),
         ([*zip(PIXELS[:32], LABELS), (PIXELS[0], [0.5, 0.5])], ValueError, "those of item 32 and later"),
-        (
-            [*zip(PIXELS[:32], torch.eye(32)), (PIXELS[0], [0.5, 0.5])],
-            ValueError,
-            r"item 32 .*shapes \(3, 10, 9\) and \[2\]",
-        ),
+        ([*zip(PIXELS[:32], torch.eye(32)), (PIXELS[0], [0.5, 0.5])], ValueError, r"item 32 .* \(3, 10, 9\) and \[2\]"),
         (TORN, ValueError, "must hold 36 items, .* but gave 35"),
         (MORE, ValueError, "must hold 34 items, .* but gave 35"),
         (pd.DataFrame({"image": [1], "label": [2]}), TypeError, "dataset must be a torch.utils.data.Dataset"),

@@ -137,7 +137,10 @@ def test_the_normalization_is_that_of_the_training_pictures(tmp_path: Path, glob
 def test_a_cache_is_written_once_and_reused_without_writing(
     pets: Path, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    waits, locked = list[float](), caches.locked
+    monkeypatch.setattr(caches, "locked", lambda *lock, wait: waits.append(wait) or locked(*lock, wait=wait))
     first = open_folder(pets, cache=tmp_path, workers=3)
+    assert waits == [24 * 3600]
     assert len(decoded) == 12 + 1  # the first one for its shape
     monkeypatch.setattr(caches, "locked", None)  # what would lock, and so write
     again = open_folder(pets, cache=tmp_path)
@@ -192,9 +195,12 @@ def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: list[str], mon
     with pixels.open("r+b") as file:  # a picture that did not get to the disk
         file.seek(-80 * 3 * 9 * 7 + 10 * 3 * 9 * 7, os.SEEK_END)
         file.write(bytes(100))
+    with pixels.with_suffix(".rows").open("r+b") as file:  # and one of which only the hash did not
+        file.seek(3 * (16 + 3 * 16))
+        file.write(bytes(16))
     decoded.clear()
     stored = open_folder(path, cache=tmp_path / "cache", normalization=HALF).train
-    assert len(decoded) == 1 + 80 - done + 1
+    assert len(decoded) == 1 + 80 - done + 2
     assert torch.equal(stored.read().images, load_folder(path, normalization=HALF).train.images)
 
 
@@ -344,13 +350,16 @@ def test_a_stored_npz_equals_the_loaded_one(
     assert not torch.equal(open_npz(path, cache=tmp_path / "cache", **options).test.read().images, loaded.test.images)
 
 
-def test_an_npz_may_have_headers_of_version_2(tmp_path: Path) -> None:
+def test_an_npz_may_have_headers_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "noise.npz"
+    monkeypatch.setenv("DISTILLKIT_CACHE", str(tmp_path / "cache"))
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays().items():
             with archive.open(f"{name}.npy", "w") as file:
                 np.lib.format.write_array(file, array, version=(2, 0))
-    opened_, loaded = open_npz(path, cache=tmp_path / "cache").train.read(), load_npz(path).train
+    stored, loaded = open_npz(path).train, load_npz(path).train
+    opened_, place = stored.read(), stored.path.parent
+    assert place == tmp_path / "cache"
     assert float((opened_.pixels() - loaded.pixels()).abs().max()) <= 1 / 510 + 1e-6
     assert (*opened_.mean, *opened_.std) == pytest.approx((*loaded.mean, *loaded.std), abs=1e-6)
 

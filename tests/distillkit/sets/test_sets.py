@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSamp
 
 from distillkit import LabeledImages, Normalization
 from distillkit._utils.display import as_png
+from distillkit._utils.files import write_tensors
 from distillkit.data import clients
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.sets import as_set
@@ -100,11 +100,13 @@ def test_strided_shared_and_differentiable_tensors_are_saved(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("meta", [None, "{", "{}", json.dumps({"num_classes": 1, "mean": [0], "std": [0], "info": {}})])
 def test_inconsistent_file_is_refused(tmp_path: Path, meta: str | None) -> None:
-    path = tmp_path / "set.safetensors"
     tensors = {"images": torch.zeros(1, 1, 1, 1), "labels": torch.zeros(1, dtype=torch.long)}
-    header = {"format": "distillkit.LabeledImages/1"} | ({} if meta is None else {"set": meta})
-    safetensors.torch.save_file(tensors, path, metadata=header)
-    refused(lambda: LabeledImages.load(path), ValueError, "is damaged")
+    odd = {**tensors, "images": tensors["images"].to(torch.float8_e4m3fn)}  # of which PyTorch computes little
+    whole = json.dumps(make(1, (1, 1, 1), 1).parts()[1])
+    for parts, text, words in ((tensors, meta, "KeyError|JSONDecodeError"), (odd, whole, "NotImplementedError")):
+        header = {"format": "distillkit.LabeledImages/1"} | ({} if text is None else {"set": text})
+        path = write_tensors(tmp_path / "set.safetensors", parts, header)
+        refused(lambda path=path: LabeledImages.load(path), ValueError, f"^{path} is damaged: ({words})")
 
 
 def test_unknown_part_is_refused() -> None:
@@ -346,8 +348,7 @@ def test_as_set_refuses_contradictions() -> None:
         words = f"^labels must be given, because images is a {kind}, which has none"
         refused(lambda x=images: as_set(x), TypeError, words)
     refused(lambda: as_set(data, num_classes=3), ValueError, "num_classes=3, but the set has 2")
-    with pytest.raises(ValueError, match=r"normalization is mean \(0\.5\) .*, but the set's is pixels"):
-        as_set(data, normalization=HALF)
+    refused(lambda: as_set(data, normalization=HALF), ValueError, r"is mean \(0\.5\) .*, but the set's is pixels")
     with pytest.raises(ValueError, match="set's"):
         as_set(data.replace(normalization=Normalization([0.5], [0.5])), normalization=HALF)
     overwritten = LabeledImages(X.clone(), Y)
