@@ -162,8 +162,9 @@ def test_what_rows_cannot_hold_is_said() -> None:
     taken = data.replace(columns={"label": labels})
     refused(taken.to_huggingface, ValueError, r"rename 'label' by data\.replace\(columns=")
     half = data.to(dtype=torch.bfloat16).replace(labels=torch.eye(2, dtype=torch.bfloat16)[labels])
-    rows = half.to_huggingface()
-    assert rows.features["label"] == datasets.List(datasets.Value("float32"), 2)
+    rows = half.replace(columns={"weight": torch.ones(4).double()}).to_huggingface()
+    kinds = [rows.features[name] for name in ("label", "weight")]
+    assert kinds == [datasets.List(datasets.Value("float32"), 2), datasets.Value("float64")]
     assert as_set(rows).labels.tolist() == torch.eye(2)[labels].tolist()
 
 
