@@ -301,7 +301,7 @@ def test_invalid_arguments_are_named(call: Any, said: str) -> None:
 
 def test_step_scores_are_the_likelihood_ratio_and_the_range() -> None:
     steps = 3 * torch.randn(5, 4, generator=derive(0), dtype=torch.float64)
-    scores = step_scores(steps, 0.7, rate=0.2)
+    scores = step_scores(steps.clone().requires_grad_(), 0.7, rate=0.2)
     outside, inside = norm.pdf(steps, 0, 0.7), norm.pdf(steps, 1, 0.7)
     assert scores[:, 0].numpy() == pytest.approx(np.log((0.8 * outside + 0.2 * inside) / outside).sum(1), 1e-12)
     assert scores[:, 1].tolist() == (steps.amax(1) - steps.amin(1)).tolist()

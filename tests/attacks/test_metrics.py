@@ -141,8 +141,7 @@ def test_lpips_invariances(checkpoints: Path, global_rng_untouched: None) -> Non
     trunk_file(checkpoints, *SQUEEZE)
     a, b = pictures(0, 5, size=20), pictures(1, 5, size=20)
     distance = lpips(a, b, net="squeeze")
-    assert distance.shape == (5,)
-    assert distance.dtype == torch.float64
+    assert (distance.shape, distance.dtype) == ((5,), torch.float64)
     assert lpips(a, a, net="squeeze").tolist() == [0.0] * 5
     torch.testing.assert_close(distance, lpips(a, b, net="squeeze", chunk=2), rtol=1e-4, atol=1e-7)
     grey, other = a[:, :1, :17, :17], b[:, :1, :17, :17]

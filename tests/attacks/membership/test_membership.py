@@ -47,9 +47,10 @@ def of_lira(s: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, tor
 
 @given(st.integers(2, 6), st.integers(0, 10_000))
 def test_scores_equal_their_formulas(classes: int, seed: int) -> None:
-    logits = 3 * torch.randn(5, classes, generator=derive(seed), dtype=torch.float64)
+    logits = (3 * torch.randn(5, classes, generator=derive(seed), dtype=torch.float64)).requires_grad_()
     labels = torch.randint(classes, (5,), generator=derive(seed, 1))
     p = logits.softmax(1)[torch.arange(5), labels]
+    assert not any(score(logits, labels).requires_grad for score in (loss, margin, stable_logit))
     assert torch.allclose(loss(logits, labels), p.log())
     assert torch.allclose(stable_logit(logits, labels), (p / (1 - p)).log())
     rest = [max(v for j, v in enumerate(row) if j != y) for row, y in zip(logits.tolist(), labels.tolist())]
@@ -94,7 +95,8 @@ def test_lira_is_the_tail_or_the_ratio_of_the_paper(variance: Variance, online: 
     wanted = norm.logcdf(x, *without) - norm.logsf(x, *without)
     if online:
         wanted = norm.logpdf(x, *fitted(s["inside"])) - norm.logpdf(x, *without)
-    assert lira(*of_lira(s), online=online, variance=variance).numpy() == pytest.approx(wanted, rel=1e-9)
+    given_ = (one.requires_grad_() if one.is_floating_point() else one for one in of_lira(s))
+    assert lira(*given_, online=online, variance=variance).numpy() == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.mark.parametrize(("seed", "width", "records"), [(1, 1.0, 400), (1, 0.3, 400), (1, 1, 3), (4, 1, 3), (0, 1, 3)])
@@ -203,7 +205,9 @@ def test_nearest_equals_the_ratio_of_plain_distances(seed: int, classes: bool, o
         distances[own[:, None] != labels] = torch.inf
     first, second = distances.sort(1).values[:, :2].unbind(1)
     again = torch.cat([torch.arange(12), torch.randint(12, (20,), generator=g)])  # repeated images count once
-    found = nearest(images[again], records, *((labels[again], own) if classes else ()))
+    given_ = images[again].requires_grad_(), records.requires_grad_()
+    found = nearest(*given_, *((labels[again], own) if classes else ()))
+    assert not found.requires_grad
     assert torch.allclose(found, 1 - first / second, rtol=0, atol=1e-12)
 
 
