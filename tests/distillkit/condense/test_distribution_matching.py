@@ -151,8 +151,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "real tiles": {"networks": lambda: NetworkBall(frozen_net(torch.float64), 1.0), "parametrize": Tiles(2),
                    "augment": DSA("flip_crop"), "chunk": 5, "ipc": 1},
     "given": {"networks": lambda: RandomNetworks(double(convnet)), "init": data((2, 0, 0, 1), torch.float64, 5)},
-    "given classes": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "classes": [1],
-                      "init": data((1, 2, 0, 1), torch.float64, 5), "chunk": 1, "match": mmd},
+    "given classes": {"networks": lambda: RandomNetworks(double(Flat)), "classes": [1], "init": data((1, 2, 0, 1))},
     "classes": {"networks": lambda: RandomNetworks(double(Flat)), "classes": [3, 0], "init": "statistics"},
 }  # fmt: skip
 
