@@ -255,6 +255,7 @@ STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "other shape": lambda x: x.as_strided((2, 6), (6, 1)),
     "of three dimensions": lambda x: x.view(3, 2, 2).as_strided((2, 2, 3), (2, 1, 4)),
     "columns first": lambda x: x.as_strided((2, 6), (1, 2)),
+    "after an odd stride": lambda x: x.as_strided((1, 3, 4), (100, 4, 1)).as_strided((4, 3), (3, 1)),
     "overlapping": lambda x: x.as_strided((5, 4), (2, 1)),
     "written": lambda x: torch.as_strided_scatter(x, x[:2, :2] ** 3, (2, 2), (5, 2), 1),
     "written whole": lambda x: torch.as_strided_scatter(x, x.t() ** 3, (4, 3), (3, 1)),

@@ -455,6 +455,7 @@ DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], Law]] = {
         lambda x: torch.rand(x.shape, dtype=torch.float64),
         lambda n, g: torch.rand(n, 40, generator=g, dtype=torch.float64),
     ),
+    "strides": (lambda x: torch.rand(2, 20).as_strided((40,), (1,)), lambda n, g: torch.rand(n, 40, generator=g)),
     "rand_like": (lambda x: torch.rand_like(x), lambda n, g: torch.rand(n, 40, generator=g)),
     "uniform_": (lambda x: torch.empty_like(x).uniform_(1, 3), lambda n, g: 1 + 2 * torch.rand(n, 40, generator=g)),
     "randn": (lambda x: torch.randn(x.shape), lambda n, g: torch.randn(n, 40, generator=g)),
@@ -500,6 +501,7 @@ def test_a_rate_of_zero_draws_no_one(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.zeros(3, 4)
     for function in (torch.bernoulli, lambda x: torch.bernoulli(x, 0.0)):
         found = capture(lambda shared, x, f=function: [f(x)], [], [images], function_name="it")
+        assert found.draws
         with monkeypatch.context() as patched:
             patched.setattr(torch, "rand", lambda *shape, generator, dtype=None: torch.zeros(shape, dtype=dtype))
             assert not found([], images, generator=derive(0))[0].any()
