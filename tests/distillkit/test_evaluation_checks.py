@@ -104,7 +104,7 @@ def test_images_are_equal_up_to_rounding(levels: int, same: bool, monkeypatch: p
         moved = data.replace(images=data.images + levels / 255 * change)
         for space in (data.normalization, Normalization((0.2, 0.3, 0.4), (0.5, 0.6, 0.7))):
             assert images_among(moved, among.renormalize(space)).tolist() == [same] * 20
-    assert images_among(data[:0], data).tolist() == []
+    assert [images_among(*sets).tolist() for sets in ((data[:0], data), (data[:2], drawn([2])))] == [[], [False] * 2]
     check_baseline(data, LabeledImages.concatenate([data[:14], among[:6]]), relabel=None)  # some parts are in data
 
 
