@@ -83,7 +83,11 @@ def test_label_of_one_image_is_inferred_after_steps(k: int, epochs: int, momentu
 def test_labels_of_a_batch_are_inferred_from_several_steps() -> None:
     """With the mean prediction before and after; with momentum, a step counts several times."""
     images, labels = torch.rand(8, *SHAPE, generator=derive(8)), torch.tensor([2, 2, 2, 2, 2, 4, 4, 4])
-    noise = torch.rand(64, *SHAPE, generator=derive(6))
+    noise, skewed = torch.rand(64, *SHAPE, generator=derive(6)), small()
+    skewed[3].bias.data[4] += 2  # type: ignore[index, union-attr, operator]
+    assert torch.equal(Gradient.of(skewed, images, labels).read_labels(8, noise), labels)
+    one = Gradient.of(skewed, images[:1], labels[:1]).observed
+    assert Gradient(skewed, [1e-3 * t for t in one]).read_labels(1, noise).tolist() == [2]  # of any scale
     for momentum in (0.0, 0.9):
         update = FedAvgUpdate.of(small(), images, labels, lr=0.05, epochs=3, batch=2, momentum=momentum)
         assert torch.equal(update.read_labels(8, noise), labels)
@@ -453,15 +457,15 @@ EMBED: Any = (lambda x: x.flatten(1)[:, :2], nn.Flatten())
 
 
 def inverted(sent: Any, net: nn.Module = NET, shape: tuple[int, ...] = SHAPE, **options: Any) -> object:
-    return invert_message(Gradient(net, sent), shape, **options)
+    return invert_message(Gradient(net, sent), shape, steps=1, **options)
 
 
 def replayed(replay: Any, labels: Tensor | None = Y, count: int = 4) -> object:
-    return invert_message(ReplayableMessage(SENT.observed[:count], replay, 5), SHAPE, labels=labels)
+    return invert_message(ReplayableMessage(SENT.observed[:count], replay, 5), SHAPE, labels=labels, steps=1)
 
 
 def weighed(*priors: Any) -> object:
-    return invert_message(SENT, SHAPE, priors=priors)
+    return invert_message(SENT, SHAPE, priors=priors, steps=1)
 
 
 def of_two(*order: Tensor, epochs: int = 1) -> object:
@@ -520,6 +524,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: of_two(*[Y] * 3), r"have 1 batch\(es\), as epochs=1 and batch=None make of 2 images, got 3: give epochs"),
     (lambda: of_two(Y, epochs=2), "order must have 2 batch"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[Y + 1, Y]).replay(ZERO, Y), "into the 1 images, got the index 1"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[Y, Y + 2]).replay(ZERO, Y), "into the 1 images, got the index 2"),
     (lambda: invert_message(ClassMeans(EMBED, [ROWS, ROWS[:, [0, 1, 1]]]), SHAPE), r"give \[N, 3\], .*, got \[1, 64\]"),
     (lambda: ClassMeans([torch.flatten, lambda: 0], [ROWS, ROWS]), "embeddings is called as"),
     (lambda: ClassMeans([torch.flatten], [ROWS, ROWS]), "means must be 1 tensors"),
