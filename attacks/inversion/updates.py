@@ -53,7 +53,7 @@ class Gradient:
             images: images of the client, float [N, C, H, W], normalized for the network.
             labels: class indices of the images, int [N].
         """
-        return Gradient(network, [g.detach() for g in _gradient(network, *copy_state(network), images, labels)])
+        return Gradient(network, _gradient(network, *copy_state(network), images, labels))
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient for given images, one tensor per parameter, differentiable with respect to the images.
@@ -179,8 +179,7 @@ class FedAvgUpdate:
                     f"order must have {steps} batch(es), as epochs={epochs} and batch={batch} make of {len(images)} "
                     f"images, got {len(order)}: give epochs and batch as the client has them"
                 )
-        sent = [change.detach() for change in client.replay(images, labels)]
-        return made(sent, epochs=epochs, batch=batch)
+        return made(client.replay(images, labels), epochs=epochs, batch=batch)
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Return the update of local SGD on given images, one tensor per parameter, differentiable in the images.
