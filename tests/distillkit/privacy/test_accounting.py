@@ -187,7 +187,10 @@ def test_empty_run_costs_nothing_and_no_noise_is_infinite() -> None:
     assert compose([], DELTA).epsilon == 0.0
     assert compose([(1.0, 0.0, 5), (1.0, 0.5, 0)], DELTA).epsilon == 0.0
     assert compose([(0.0, 1.0, 1)], DELTA).epsilon == math.inf
-    assert compose([(1e3, 0.5, 1)], 0.3, accountant="rdp").epsilon == 0.0
+    for how in ({"accountant": "rdp"}, {"order": 2.0}):
+        assert compose([(1e3, 0.5, 1)], 0.3, **how).epsilon == 0.0  # type: ignore[arg-type]
+    for name in ("rdp", "pld"):  # also where the closed form holds
+        assert compose([(3.0, 1.0, 4)], DELTA, accountant=name).accountant == name
 
 
 @pytest.mark.parametrize(

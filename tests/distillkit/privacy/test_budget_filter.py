@@ -80,8 +80,9 @@ def test_ledger_allows_what_the_filter_allows_whatever_the_noise_of_earlier_rele
 def test_grouped_releases_never_cost_less_than_exactly(rate: float, accountant: str) -> None:
     """The exact value is known at rate 1; a rate just below takes the path of Poisson sampling."""
     sigmas = (40 + 20 * torch.rand(300, generator=derive(3))).tolist()
-    exact = gaussian_epsilon(sum(s**-2 for s in sigmas) ** -0.5, 1e-5)
-    bound = compose([(s, rate, 1) for s in sigmas], 1e-5, accountant=accountant).epsilon
+    spends = [(sigma, rate, 1 + i % 3) for i, sigma in enumerate(sigmas)]
+    exact = gaussian_epsilon(sum(n / s**2 for s, _, n in spends) ** -0.5, 1e-5)
+    bound = compose(spends, 1e-5, accountant=accountant).epsilon
     assert exact * (1 - 1e-9) <= bound <= 1.2 * exact
 
 

@@ -126,26 +126,6 @@ def test_sums_are_exact_and_no_vector_exceeds_the_clip(clip: float | None, scale
     assert torch.equal(one, class_sums(images[order], labels[order], embedders, num_classes=3))
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_matching_gradient_equals_autograd_of_the_whole_loss(
-    toy_set: LabeledImages, toy_network: Factory, chunk: int
-) -> None:
-    embedders = embedders_of(toy_set, toy_network, 2)
-    targets = torch.randn(2, 3, 16, generator=derive(0), dtype=torch.float64)
-    start, before = torch.randn(6, 1, 4, 4, generator=derive(2), dtype=torch.float64), targets.clone()
-    fitted = fit_to_means(start, embedders, targets, steps=5, lr=3.0, momentum=0.3, chunk=chunk)
-    images, velocity = start.clone(), torch.zeros_like(start)
-    for step in range(5):
-        leaf = images.clone().requires_grad_()
-        means = embedders[step % 2](leaf).view(3, 2, 16).mean(1)
-        (gradient,) = torch.autograd.grad((targets[step % 2] - means).square().sum(), leaf)
-        velocity = 0.3 * velocity + gradient
-        images = images - 3.0 * 0.5 * (1 + math.cos(math.pi * step / 5)) * velocity
-    torch.testing.assert_close(fitted, images)
-    assert torch.equal(targets, before)  # noise is stored in them, and not drawn at each reading
-    assert torch.equal(fit_to_means(start, embedders, targets, steps=0), start)
-
-
 def test_refused_release_draws_nothing() -> None:
     sums, secret, poor = torch.zeros(2, 3, 4), Secret(), Ledger(budget=0.1)
     account = Account(poor, secret=secret)
@@ -199,16 +179,11 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     generator = torch.Generator().manual_seed(1)
     one, two = (condensed(toy_set, toy_network, generator=generator, steps=0) for _ in range(2))
     assert not torch.equal(one.images, two.images)
-    with pytest.raises(ValueError, match="size must be one positive number, or one per class"):
-        condensed(toy_set, toy_network, size=torch.tensor([1.0, 0.0, 2.0]))
-    refused(lambda: condensed(toy_set, toy_network, first_share=0.6), ValueError, "first_share")
-    refused(lambda: condensed(toy_set, toy_network, first_num_networks=0), ValueError, "first_num_networks")
     for wrong in (start[:4], start.replace(labels=torch.tensor([2, 1, 0, 0, 1, 1]))):
         refused(lambda w=wrong: condensed(toy_set, toy_network, init=w), ValueError, "init must hold 2 images of each")
     other = start.renormalize(Normalization((0.5,), (0.5,)))
     refused(lambda: condensed(toy_set, toy_network, init=other), ValueError, "normalization")
-    with pytest.raises(ValueError, match="delta must equal the ledger's"):
-        condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
+    refused(lambda: condensed(toy_set, toy_network, ledger=Ledger(delta=1e-4)), ValueError, "delta must equal the")
     embedders = embedders_of(toy_set, toy_network)
     for shape in ([2, 3, 16], [3, 0, 16], [3, 3, 15], [3, 48]):
         words = rf"targets must be \[3 embedders, classes, F=16\], got \{shape}"

@@ -142,8 +142,6 @@ def test_every_draw_is_captured(toy_set: LabeledImages) -> None:
     embedders = PublicEmbedders(Sometimes(lambda k: bad if k > 3 else honest), 5, like=toy_set, centers=0)
     refused(lambda: class_sums(*toy_set, embedders, num_classes=3), NotCapturable, "chooses by the values")
     normed = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
-    sampler = RandomNetworks(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 3)).double())
-    embedders = PublicEmbedders(sampler, 2, like=toy_set, centers=0)
     with pytest.raises(BatchStatistics, match="batch norm"):
         PublicEmbedder(FixedNetwork(normed.eval()).draw(derive(0)), None) and PublicEmbedder(normed.train(), None)  # type: ignore[arg-type]
 
@@ -202,10 +200,11 @@ def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
     own = [nn.BatchNorm2d(2).eval(), nn.Flatten(), nn.Conv2d(1, 2, 3)]
     assert all(is_own_network(nn.Sequential(layer)) for layer in own)
     others = [nn.BatchNorm2d(2), nn.BatchNorm2d(2, track_running_stats=False).eval(), nn.Flatten(0, 1), nn.Dropout()]
-    hooked, subclass = nn.ReLU(), nn.Linear(2, 2)
+    hooked, subclass, buffer = nn.ReLU(), nn.Linear(2, 2), nn.BatchNorm2d(2).eval()
     hooked.register_forward_hook(lambda *_: None)
     subclass.weight = nn.Parameter(torch.zeros(2, 2).as_subclass(type("Own", (Tensor,), {})))
-    assert not any(is_own_network(nn.Sequential(nn.ReLU(), layer)) for layer in (*others, hooked, subclass))
+    buffer.running_mean = torch.zeros(2).as_subclass(type("Own", (Tensor,), {}))
+    assert not any(is_own_network(nn.Sequential(nn.ReLU(), one)) for one in (*others, hooked, subclass, buffer))
     everywhere = nn.modules.module
     for register in (everywhere.register_module_forward_hook, everywhere.register_module_full_backward_hook):
         handle = register(lambda *_: None)

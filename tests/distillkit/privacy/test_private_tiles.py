@@ -47,18 +47,22 @@ def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> L
 
 
 @pytest.mark.parametrize("chunk", [1, 5, None])
-def test_fit_equals_sgd_through_decoding(toy_set: LabeledImages, toy_network: Factory, chunk: int | None) -> None:
+@pytest.mark.parametrize("tiles", [None, TILES])
+def test_fit_equals_sgd(toy_set: LabeledImages, toy_network: Factory, tiles: Tiles | None, chunk: int | None) -> None:
+    """Through the decoding of tiles, if there are any."""
     embedders, targets = embedders_of(toy_set, toy_network), torch.randn(2, 3, 16, generator=derive(2)).double()
-    found = fit_to_means(noise(3), embedders, targets, steps=4, lr=2.0, parametrize=TILES, chunk=chunk)
-    stored = noise(3).requires_grad_()
-    optimizer = torch.optim.SGD([stored], lr=1.0, momentum=0.5)
-    for step in range(4):
-        optimizer.param_groups[0]["lr"] = 2.0 * 0.5 * (1 + math.cos(math.pi * step / 4))
+    fit = partial(fit_to_means, noise(6), embedders, before := targets.clone(), lr=2.0, parametrize=tiles, chunk=chunk)
+    found, stored = fit(steps=5, momentum=0.3), noise(6).requires_grad_()
+    optimizer = torch.optim.SGD([stored], lr=1.0, momentum=0.3)
+    for step in range(5):
+        optimizer.param_groups[0]["lr"] = 2.0 * 0.5 * (1 + math.cos(math.pi * step / 5))
         optimizer.zero_grad()
-        means = embedders[step % 2](TILES.decode(stored)).view(3, 4, -1).mean(1)
+        means = embedders[step % 2](tiles.decode(stored) if tiles else stored).view(3, -1, 16).mean(1)
         (targets[step % 2] - means).square().sum().backward()
         optimizer.step()
     assert torch.allclose(found, stored.detach(), rtol=0, atol=1e-10)
+    assert torch.equal(before, targets)
+    assert torch.equal(fit(steps=0), noise(6))
 
 
 def test_one_tile_gives_the_bits_of_no_tiles(toy_set: LabeledImages, toy_network: Factory) -> None:
@@ -83,16 +87,17 @@ def test_public_images_are_shrunk_and_a_tiled_set_is_used_as_it_is(
     again = condensed(toy_set, toy_network, init=turned, **options)
     assert isinstance(again, TiledImages)
     assert torch.equal(again.stored, made.stored[[1, 0, 3, 2, 5, 4]])
+    whole = condensed(toy_set, toy_network, init=made.replace(info={}), ipc=8, **options | {"parametrize": Tiles(1)})
+    assert torch.equal(whole.images, made.images)  # of other tiles
     with pytest.raises(ValueError, match="init must hold 8 images of each of 3 classes"):
         condensed(toy_set, toy_network, init=public[:6], **options)
     with pytest.raises(ValueError, match="single class in each stored image"):
         condensed(toy_set, toy_network, init=tiled(made.stored, made.labels.roll(-1)), **options)
     copied = public.replace(images=torch.cat([public.images[:23], toy_set.images[3:4]]))
-    with pytest.raises(PrivateInitialization):
-        condensed(toy_set, toy_network, init=copied, **options)
     hidden = tiled(torch.cat([2 * toy_set.images[:1] + 1, noise(5)]), made.labels)
-    with pytest.raises(PrivateInitialization):
-        condensed(toy_set, toy_network, init=hidden, **options)
+    for init in (copied, hidden):
+        call = partial(condensed, toy_set, toy_network, init=init, **options)
+        refused(call, PrivateInitialization, "init holds an image of the private set")
 
 
 def test_wrong_tiles_are_named(toy_set: LabeledImages, toy_network: Factory) -> None:
