@@ -389,6 +389,9 @@ def test_network_for_pixels_is_compared_on_pixels(kind: str) -> None:
     clipped_gradients(kind, rooted(0.0), losses, like)
     with pytest.raises(BatchStatistics, match="mixes the records"):
         clipped_gradients(kind, rooted(0.0, mixes=True), losses, like)
+    spread = lambda n, x, y: losses(n, x, y) * (1 + y.double().var(correction=0))  # noqa: E731
+    with pytest.raises(BatchStatistics, match="mixes the records"):  # of two classes
+        clipped_gradients(kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 2)), spread, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
         clipped_gradients(kind, rooted(0.5), losses, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):

@@ -203,7 +203,10 @@ def half_filled(given: Sequence[Tensor], x: Tensor) -> Tensor:
     return x + buffer[4:]
 
 
-MAKES: list[Function] = [half_filled, lambda s, x: x + torch.empty_like(x), lambda s, x: x + x.new_empty(4)]
+MAKES: list[Function] = [
+    half_filled, lambda s, x: x + torch.empty_like(x), lambda s, x: x + x.new_empty(4),
+    lambda s, x: x[torch.empty(4, dtype=torch.int64)],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", MAKES)
