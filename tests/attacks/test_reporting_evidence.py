@@ -109,7 +109,7 @@ def test_histogram_shows_the_share_of_each_group(monkeypatch: pytest.MonkeyPatch
         "one": torch.cat([60 * torch.rand(37, generator=derive(0)) + 3, torch.tensor([math.inf] * 3)]),
         "other": 20 + 5 * torch.randn(9, generator=derive(1)),
     }
-    for values, low, high in ((groups, 2, 50), ({"few": torch.tensor([12.5, 40.5])}, 10, 42)):
+    for values, low, high in ((groups, 2, 50), ({"few": torch.tensor([12.5, 40.5, math.inf])}, 10, 42)):
         histogram(values, "told", "dB", (20, 25))
         figure, caption = seen.pop()
         [axes] = figure.axes
