@@ -126,6 +126,4 @@ def test_another_type_of_file_is_refused_by_name(tmp_path: Path) -> None:
         read_tensors(path, kind="two", content="a two")
     with pytest.raises(FileNotFoundError, match=r"b\.safetensors does not exist; it should hold a two"):
         read_tensors(tmp_path / "b.safetensors", kind="two", content="a two")
-    refused(
-        lambda: read_tensors(tmp_path, kind="two", content="a two"), IsADirectoryError, "is a folder; give the path"
-    )
+    refused(lambda: read_tensors(tmp_path, kind="two", content="a two"), IsADirectoryError, "is a folder; give the p")

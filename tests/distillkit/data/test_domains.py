@@ -177,6 +177,7 @@ def test_different_shapes_are_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'colour' is \[3, 6, 6\].*'grey' is \[1, 6, 6\]; give channels="):
         load_domains(places, test_fraction=0)
     assert load_domains(places, channels=3, test_fraction=0).train.shape == (3, 6, 6)
+    assert as_domains({"a": split(("x",), [0], 0.5)}, channels=1).train.shape == (1, 4, 4)
     for channels, remedy in ((3, "size="), (None, "channels=1 or")):
         with pytest.raises(ValueError, match=f"'digits' is .*; give {remedy}"):
             load_domains({"a": split(tuple("0123456789"), [0], 0.0), "digits": load("digits")}, channels=channels)

@@ -246,6 +246,8 @@ def test_the_folder_and_the_size_of_a_cache_are_reported(tmp_path: Path, monkeyp
     with pytest.warns(UserWarning, match=r"1.89 kB is written to .*pets.v2.cache; give cache="):
         data = open_folder(path).train
     assert data.path.parent == tmp_path / "pets.v2.cache"
+    monkeypatch.chdir(tmp_path)
+    assert open_folder("pets.v2").train.path == data.path
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_folder(path, cache="~/my/own").train.path.parent == tmp_path / "my" / "own"
     monkeypatch.setenv("DISTILLKIT_CACHE", str(tmp_path / "elsewhere"))
@@ -313,6 +315,7 @@ def test_invalid_changes_of_a_stored_set_are_refused(pets: Path, tmp_path: Path)
     data = open_folder(pets, cache=tmp_path).train
     refused(lambda: data.replace(images=torch.zeros(1)), TypeError, "replace takes labels.*got images")
     refused(lambda: data.replace(num_classes=1), ValueError, "below num_classes=1")
+    refused(lambda: data.replace(labels=data.labels[:3]), ValueError, "one entry per image: got 3 for 10 images")
     refused(lambda: data.replace(normalization=Normalization([0.5, 0.5], [1.0, 1.0])), ValueError, "2 channels|has 2")
     refused(lambda: data.replace(columns={"user": torch.arange(3)}), ValueError, "column 'user' must have 10 rows")
     rows = data.replace(labels=torch.eye(2)[data.labels])

@@ -122,8 +122,8 @@ def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
     refused(lambda: load_table(wide, image="nope"), ValueError, "image must be one of .* key, b, c, got 'nope'")
     for name in ("split", "user"):
         wrong: dict[str, Any] = {name: "nope"}
-        with pytest.raises(ValueError, match=f"{name} must be one .*, got 'nope'"):
-            load_table(wide, image="key", label="b", **wrong)
+        call = partial(load_table, wide, image="key", label="b", **wrong)
+        refused(call, ValueError, f"{name} must be one .*, got 'nope'")
     for wrong in ({"label": ["b", "nope"]}, {"label": "b", "user": "split"}, {"label": "b", "background": 2.0}):
         for read in (load_table, open_table):
             refused(lambda w=wrong, r=read: r(wide, image="key", **w), ValueError, "^(label|user|background) must be")
@@ -220,6 +220,8 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert any(line.endswith("valid, validation: unknown") for line in lines)
     assert any(line.endswith("; keep one row of each: 008, 008") for line in lines)
     refused(lambda: open_table(frame, folder=train, cache=tmp_path / "c"), ValueError, "cannot be read as one set")
+    frame.to_parquet(train / "t.parquet")
+    refused(lambda: load_table(train / "t.parquet"), ValueError, "- 1 rows without a label: 005")
 
 
 def test_missing_pictures_name_the_folder_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,7 @@ def test_repr_shows_the_content() -> None:
     assert repr(balanced) == "LabeledImages(4 images 1x8x9; 2 classes (2 each); pixels in [0, 1]; method=DM, steps=3)"
     other = LabeledImages(images, torch.tensor([0, 0, 2, 0]), normalization=HALF, columns={"b": images, "a": images})
     assert repr(other) == "LabeledImages(4 images 1x8x9; 3 classes (0 to 3 each); mean (0.5) std (0.25); columns a, b)"
-    assert "rows of 7" in repr(LabeledImages(images, torch.zeros(4, 7)))
+    assert "9; rows of 7; pixels" in repr(LabeledImages(images, torch.zeros(4, 7)))
     assert repr(balanced[[]]).startswith("LabeledImages(0 images 1x8x9; 2 classes; pixels")
 
 
