@@ -192,8 +192,11 @@ class FedAvgUpdate:
         parameters, moving = dict(first), {k: torch.zeros_like(p) for k, p in first.items()}
         for rows in self._steps(len(images)):
             rows = rows.to(images.device)
-            gradients = _gradient(self.network, parameters, buffers, images[rows], labels[rows], graph=True)
-            for (name, value), gradient in zip(parameters.items(), gradients):
+            gradients = _gradient(
+                self.network, parameters, buffers, images[rows], labels[rows], graph=True, unused=True
+            )
+            used = [item for item in zip(parameters.items(), gradients) if item[1] is not None]  # SGD skips the others
+            for (name, value), gradient in used:
                 moving[name] = self.momentum * moving[name] + gradient + self.weight_decay * value
             parameters = {name: value - self.lr * moving[name] for name, value in parameters.items()}
         return tuple(parameters[name] - first[name] for name in first)
@@ -245,11 +248,19 @@ def _warn_of_mode(network: nn.Module) -> None:
 
 
 def _gradient(
-    network: nn.Module, parameters: _State, buffers: _State, images: Tensor, labels: Tensor, *, graph: bool = False
+    network: nn.Module,
+    parameters: _State,
+    buffers: _State,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    graph: bool = False,
+    unused: bool = False,
 ) -> tuple[Tensor, ...]:
     out = functional_call(network, {**parameters, **buffers}, (images,))
     value = F.cross_entropy(out, labels)
-    return torch.autograd.grad(value, list(parameters.values()), create_graph=graph, materialize_grads=True)
+    own = list(parameters.values())
+    return torch.autograd.grad(value, own, create_graph=graph, allow_unused=True, materialize_grads=not unused)
 
 
 def _read_labels(last: Tensor, classes: int, count: int, predictions: Tensor | None) -> Tensor:

@@ -56,6 +56,8 @@ MOMENTUM = st.sampled_from([0.0, 0.9])
 def test_replay_equals_sgd(epochs: int, batch: int | None, momentum: float, decay: float, seed: int) -> None:
     images, labels = torch.rand(4, *SHAPE, generator=derive(seed)), torch.tensor([0, 1, 1, 4])
     net, trained = small(), small()
+    for one in (net, trained):  # a parameter without a gradient, which SGD does not decay
+        one[0].register_parameter("unused", nn.Parameter(torch.ones(2)))
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=momentum, weight_decay=decay)
     order = [r for epoch in range(epochs) for r in torch.randperm(4, generator=derive(seed, epoch)).split(batch or 4)]
     for rows in order:
