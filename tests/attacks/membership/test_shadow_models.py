@@ -376,8 +376,7 @@ def test_few_hits_or_misses_have_an_interval_at_least_as_wide_as_a_count(missed:
             wanted = (value, min(low, ends[0]), max(high, ends[1]))
             assert (estimate.value, estimate.low, estimate.high) == pytest.approx(wanted)
         totals.add(160 - total if missed else total)
-        assert found.few == (total < 10)
-        assert (", few false positives" in str(found)) == found.few
+        assert (found.few, ", few false positives" in str(found)) == (total < 10, total < 10)
     assert {9, 10} <= totals
 
 
@@ -426,6 +425,7 @@ def test_more_attacks_widen_the_intervals() -> None:
         for online, way in ((False, "offline"), (True, "online")):
             target = two.target(number, "model")
             assert torch.equal(target.labels, torch.arange(60))  # type: ignore[arg-type]
+            assert torch.equal(SHADOW_ATTACKS["threshold"](target), s[number])
             wanted = rmia(*shared, z[number], z[rest], online=online), lira(*shared, online=online)
             for name, scores in zip((f"RMIA {way}", f"LiRA {way}"), wanted):
                 assert torch.equal(SHADOW_ATTACKS[name](target), scores)
@@ -436,7 +436,7 @@ def test_more_attacks_widen_the_intervals() -> None:
 # Refusals.
 
 
-HALVES, ZEROS = halves(4, 6, 0), torch.zeros(4, 6)
+HALVES, ZEROS, ROWS = halves(4, 6, 0), torch.zeros(4, 6), torch.arange(60)
 NAMED = r"{'a\d+': \(20,\)}"
 
 
@@ -516,6 +516,8 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         (lambda t: t.scores[:, None], r" must give one score per record, \[60\], got \[60, 1\]"),
     )),
     (lambda: judged(scores=(s := drawn(0, records=61)).only(s.inside.sum(1) == 31), fpr=0.0329), "1/30, .* got 0.0329"),
+    *((lambda n=name: judged(lambda t: getattr(t, n).zero_().sum() + t.scores, replace(drawn(0), labels=0 + ROWS)),
+        "attacks must not change their targets in place") for name in ("scores", "population_scores", "labels")),
     (lambda: judged(scorer="s"), "scorer must be one of 'model', got 's'"),
     (lambda: judged(scores=drawn(0, count=4)), "shadows must be at least three pairs, .* got 4"),
     (lambda: judged(attacks={}), "attacks must hold at least one attack"),
