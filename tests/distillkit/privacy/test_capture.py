@@ -525,11 +525,12 @@ def test_siamese_augmentation_has_one_draw_for_all_records(siamese: bool) -> Non
     """Otherwise a private image would be embedded under another draw than the synthetic ones that are fitted to it."""
 
     def shifted(images: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
-        return images + torch.rand(1 if siamese else len(images), 1, 1, 1, generator=generator)
+        return images + 10 * siamese + torch.rand(1 if siamese else len(images), 1, 1, 1, generator=generator)
 
     augment = captured_augmentation(shifted, torch.zeros(1, 1, 2, 2), siamese=siamese)
     seen = augment(torch.zeros(5, 1, 2, 2), derive(3))
     assert len(seen.flatten(1).unique(dim=0)) == (1 if siamese else 5)
+    assert bool((seen >= 10).all()) == siamese
     assert torch.equal(seen, augment(torch.zeros(5, 1, 2, 2), derive(3)))
     assert not torch.equal(seen, augment(torch.zeros(5, 1, 2, 2), derive(4)))
     assert all(len(image.unique()) == 1 for image in seen)
