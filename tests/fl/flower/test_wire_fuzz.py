@@ -27,6 +27,7 @@ from fl.deploy._fields import FIELDS, Field, read_fields
 from fl.deploy._wire import Job, job_parts, read_job, result_parts
 from fl.deploy.flower._messages import GridConnection, to_records
 from fl.deploy.flower._node import Node, _run_with_timeout
+from fl.deploy.flower._node_folder import PayloadFolder
 from fl.deploy.flower._policy import read_policy
 from fl.deploy.flower._replies import WITHHELD
 from fl.engine._contract import ChangedInput
@@ -37,7 +38,6 @@ from tests.fl.flower.test_incompatible import asked, cohort
 from tests.fl.flower.test_policy import written
 from tests.fl.flower.test_runs import FAST, client_data
 from tests.fl.test_private_runs import SIGMA
-from tests.fl.test_requests import Payloads
 from tests.refused import refused
 
 QUICK, MANY = 300, 10_000
@@ -232,12 +232,12 @@ def test_every_bound_of_the_table_is_tried_on_both_sides(part: str) -> None:
         read_fields("exhausted", {"reason": "", "remaining": 10**5000})
 
 
-def test_job_with_entries_that_nobody_names_is_refused() -> None:
+def test_job_with_entries_that_nobody_names_is_refused(tmp_path: Path) -> None:
     message = Message.unchecked({"a": 1.0, "b": 2.0})
     fields = json.loads(job_parts(Job(RequestHeader("local", 1, "a", 0), 1, ClientRequest(message, "")))[1]["job"])
     for entries, why in ((["a"], "does not name the entry 'b'"), (["a", "b", "c"], "lacks the entry 'c'")):
         with pytest.raises(ValueError, match=why):
-            read_job(message, {"job": json.dumps({**fields, "entries": entries})}, Payloads())
+            read_job(message, {"job": json.dumps({**fields, "entries": entries})}, PayloadFolder(tmp_path))
 
 
 def test_loading_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
