@@ -147,8 +147,6 @@ def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]
     """
     half = freedom / 2
     usable = own > 0
-    if not bool(usable.any()):
-        return math.inf, pooled
     logs = own[usable].log() - torch.special.digamma(half[usable]) + half[usable].log()
     excess = logs.var() - torch.special.polygamma(1, half[usable]).mean() if len(logs) > 1 else torch.zeros(())
     if not bool(excess > 0):

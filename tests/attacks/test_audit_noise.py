@@ -31,8 +31,7 @@ def test_dp_sgd_draws_the_charged_noise() -> None:
         )  # fmt: skip
     assert secret.drawn == {SIGMA * CLIP: 2 * STEPS * 130}  # the network has 130 parameters
     found = audit_noise(secret.drawn, [(e.sigma * CLIP, e.count * 130) for e in account.ledger.events])
-    assert found.holds
-    assert str(found) == "as much noise was drawn as was charged"
+    assert (found.holds, str(found)) == (True, "as much noise was drawn as was charged")
 
 
 def test_private_set_draws_the_charged_noise() -> None:
@@ -56,6 +55,7 @@ def test_audit_result_is_independent_of_the_order(pairs: list[tuple[float, int]]
     assert audit_noise(drawn, shuffled).holds
     more = audit_noise(drawn, [*shuffled, (7.0, 2)])
     assert (more.lacking, more.uncharged) == ({7.0: 2}, {})
+    assert [more.holds, audit_noise({**drawn, 7.0: 2}, shuffled).holds] == [False, False]
 
 
 def test_all_differences_are_told_by_standard_deviation() -> None:
