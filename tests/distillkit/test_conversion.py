@@ -316,7 +316,8 @@ def test_columns_sizes_and_names_are_chosen() -> None:
     assert torch.equal(made.images, HALF.encode(STACKED.flip(0)))
     assert made.labels.tolist() == [names.index(word) for word in WORDS]
     assert (made.class_names, made.classes_given, made.info) == (names, True, {})
-    refused(lambda: LabeledImages.from_dataset(PIXELS), TypeError, "dataset must be a torch")
+    for alone in (PIXELS, [PIXELS, LABELS.tolist()]):
+        refused(lambda: LabeledImages.from_dataset(alone), TypeError, "dataset must be a torch")  # noqa: B023
     refused(lambda: LabeledImages.from_dataset(rows, image="c"), ValueError, "one of the columns a, b, x, y, got 'c'")
     refused(lambda: LabeledImages.from_dataset(rows, image="a"), TypeError, "no column is the label among a, b, x, y")
     refused(lambda: as_set(made, class_names=names[:3]), ValueError, "class_names differ from those of the set")
@@ -336,7 +337,7 @@ def test_pictures_of_several_sizes_are_resized() -> None:
     one = [(PICTURES[0], 0)]
     assert torch.equal(LabeledImages.from_dataset(one, size=4).images, STACKED[:1])
     whole: Any = Subset(LabeledImages(PIXELS, LABELS), [0])  # type: ignore[arg-type]
-    for floats in (Lazy(), whole):
+    for floats in (Lazy(), Lazy(PIXELS.double()), whole):
         for option in ({"size": 4}, {"channels": 1}):
             refused(lambda: LabeledImages.from_dataset(floats, **option), TypeError, "size and channels are for uint8")  # noqa: B023
     for column in ({"image": "a"}, {"label": "a"}):

@@ -168,7 +168,7 @@ def test_several_messages_are_combined() -> None:
 
 BIAS, ONE = torch.tensor([-0.5, 0.25, 0.25]), torch.tensor([1])
 REFUSALS: list[tuple[Callable[[], object], str]] = [
-    (lambda: class_bounds(3), "must be given at least one message"),
+    (lambda: class_bounds(3, size=5), "must be given at least one message"),
     (lambda: class_bounds(1, labels=torch.tensor([0])), "num_classes must be at least 2"),
     (lambda: class_bounds(4, bias_gradient=BIAS), r"one row or entry for each of 4 classes, got \[3\]"),
     (lambda: class_bounds(3, bias_gradient=BIAS, size=0), "size must be at least 1"),

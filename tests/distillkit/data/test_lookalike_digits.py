@@ -52,6 +52,8 @@ def test_default_photos_and_seeds() -> None:
     assert torch.equal(first.images, again.images)
     assert not torch.equal(first.images, other.images)
     assert first.info["photos"] == 2
+    twice = mnist_m_like(Split(digits.train, digits.train, digits.classes))
+    assert not torch.equal(twice.train.images, twice.test.images)
     assert mnist_m_like(digits, photos=[np.zeros((16, 14, 3), np.uint8)]).train.shape == first.shape == (3, 16, 14)
     for given, info, name in ((True, {}, "digits-m-like"), (False, {"dataset": "mnist"}, "mnistm-like")):
         known = Split(*(part.replace(classes_given=given, info=info) for part in digits), digits.classes)

@@ -289,6 +289,11 @@ def test_guarantee_as_text_and_as_values() -> None:
     ledger.void("shown", client=3)
     options = "delta=1e-06, budget=25.5, disjoint=False, renyi_order=8"
     assert repr(ledger) == f"Ledger(in memory, {options}: 3 events of 2 clients)"
+    other, ledger = Ledger(), Ledger(budget=1.2)
+    other.spend(replace(ONE, sigma=3.0, client=1))
+    ledger.mirror("node", list(enumerate(other.extract(1), 1)))  # copies exceed the budget at the ledger's own delta
+    found = ledger.guarantee(delta=1e-3)
+    assert (0.83 < found.epsilon < 0.84, found.budget) == (True, None)
     empty = Ledger().guarantee()
     assert str(empty) == "epsilon 0 at delta 1e-05 (nothing spent)"
     nothing = {"epsilon": 0.0, "delta": 1e-5, "relation": "", "accountant": "exact", "valid_if": planned}

@@ -394,6 +394,15 @@ def test_network_for_pixels_is_compared_on_pixels(kind: str) -> None:
         clipped_gradients(kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 2)), spread, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
         clipped_gradients(kind, rooted(0.5), losses, like)
+    steep = Layer(
+        lambda m, x: m.linear(x.flatten(1)) + 0 * m.zero(x.flatten(1)).sqrt(),
+        linear=nn.Linear(20, 3),
+        zero=nn.Linear(20, 3),
+    )
+    for parameter in steep.zero.parameters():
+        nn.init.zeros_(parameter)
+    with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):  # of some parameters
+        clipped_gradients(kind, steep, losses, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
         clipped_gradients(kind, rooted(0.0), lambda n, x, y: losses(n, x, y) / (1 - y), like)
     with pytest.raises(NotSeparable, match=r"one value for each example \[n\], got shape \[\]$"):

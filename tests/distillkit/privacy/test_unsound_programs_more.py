@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -175,7 +176,15 @@ LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], Verdict]] = {
     "supervised contrast": (lambda z, y: -(z @ z.T).log_softmax(1).diagonal(), Refused(NotSeparable, "every row")),
     "class balance": (lambda z, y: rows(z, y) / y.bincount(minlength=3)[y], Refused(NotCapturable, READS)),
     "hard examples": (hard, Refused(NotSeparable, "every row")),
+    "temperature of the batch": (lambda z, y: rows(z / z.std(0, unbiased=False), y), Refused(NotSeparable, "every")),
+    "prior of the batch": (lambda z, y: rows(z - z.softmax(1).mean(0).log(), y), Refused(NotSeparable, "every row")),
+    "sum": (lambda z, y: rows(z, y).sum(), Refused(NotSeparable, "one value for each example")),
+    "divided by the size": (lambda z, y: rows(z, y) / len(y), Refused(NotSeparable, "every row")),
+    "mixed labels": (lambda z, y: rows(z, y) + rows(z, y.flip(0)), Refused(NotSeparable, "every row")),
+    "shared mean": (lambda z, y: rows(z, y).mean().expand(len(y)), Refused(NotSeparable, "every row")),
     "labels of the neighbour": (lambda z, y: rows(z, y.roll(1)), Refused(NotSeparable, "every row")),
+    "scaled by a detached sum": (lambda z, y: rows(z, y) / rows(z, y).detach().sum(), Refused(NotSeparable, "every")),
+    "ranks": (lambda z, y: rows(z, y) * rows(z, y).argsort().argsort(), Refused(NotSeparable, "every row")),
     "rare classes": (rare, Refused(NotCapturable, CHOOSES)),
     "remembers in a view": (remembering, Refused(BatchStatistics, "changes|writes")),
     "changes labels in place": (lambda z, y: rows(z, y.clamp_(max=1)), None),
@@ -230,8 +239,20 @@ def hue(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tens
     return x / x.std()
 
 
+def cut_and_paste(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return torch.cat([x[:, :, :2], x[torch.randperm(len(x), generator=generator)][:, :, 2:]], 2)
+
+
 def mixed_up(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
     return 0.7 * x + 0.3 * x.roll(1, 0)
+
+
+def centred(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return x[..., int(x.abs().sum((0, 1, 2)).argmax()) :]
+
+
+def by_numpy(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return x * float(np.random.rand())  # noqa: NPY002
 
 
 def one_for_all(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
@@ -245,7 +266,10 @@ def noted(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Te
 
 AUGMENTATIONS: dict[str, tuple[Callable[..., Tensor], Verdict]] = {
     "scale of the batch": (hue, Refused(BatchStatistics, "among other images")),
+    "cut and paste": (cut_and_paste, Refused(NotCapturable, "randperm")),
     "mixing with the neighbour": (mixed_up, Refused(BatchStatistics, "among other images")),
+    "centre of the batch": (centred, Refused(NotCapturable, CHOOSES)),
+    "numbers of NumPy": (by_numpy, Refused(NotCapturable, "global random state")),
     "one image for all": (one_for_all, Refused(BatchStatistics, "among other images")),
     "notes in a view": (noted, Refused(BatchStatistics, "changes|writes")),
 }
@@ -269,6 +293,8 @@ def off_palette() -> LabeledImages:
 
 MAPS: dict[str, tuple[Callable[[], nn.Module], Callable[[], LabeledImages], Verdict]] = {
     "attention": (lambda: Alone(programs.attention), lambda: DATA, Refused(BatchStatistics, "among other images")),
+    "whitening": (lambda: Alone(programs.whitening), lambda: DATA, Refused(BatchStatistics, "among other images")),
+    "times the size": (lambda: Alone(lambda m, x: x * len(x)), lambda: DATA, Refused(BatchStatistics, "among other")),
     "place": (lambda: Alone(programs.waves_of_place), lambda: DATA, Refused(BatchStatistics, "among other images")),
     "buffer through unbind": (
         lambda: Alone(programs.unbound),
@@ -319,15 +345,33 @@ def test_active_mode_is_refused_for_own_networks() -> None:
         class_sums(data.images, data.labels, embedders, num_classes=3)
 
 
-def test_augmentation_that_reads_the_private_set_is_refused() -> None:
-    """A closure over the private set itself makes every record's vector depend on all records."""
+def test_default_device_is_accepted() -> None:
+    torch.set_default_device("cpu")
+    try:
+        trained(plain, DATA)
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("where", ["network", "loss", "augmentation"])
+def test_program_that_reads_the_private_set_is_refused(where: str) -> None:
+    """A closure over the private set itself makes every record's gradient depend on all records."""
+
+    bank = DATA.images
 
     def recentred(x: Tensor, generator: Any, *, siamese: bool = False) -> Tensor:
-        return x - 3 * DATA.images.mean(0)
+        return x - 3 * bank.mean(0)
 
-    own = FixedNetwork(constructed(plain, DATA.images))
-    call = lambda: class_sums(*DATA, PublicEmbedders(own, 1, like=DATA, centers=0, augment=recentred), num_classes=3)  # noqa: E731
-    refused(call, NotCapturable, "uses the records themselves")
+    def run() -> None:
+        if where == "augmentation":
+            own = FixedNetwork(constructed(plain, bank))
+            class_sums(*DATA, PublicEmbedders(own, 1, like=DATA, centers=0, augment=recentred), num_classes=3)
+        elif where == "network":
+            trained(lambda: Alone(lambda m, x: x - 3 * bank.mean(0)), DATA)
+        else:
+            trained(plain, DATA, loss=lambda z, y: rows(z * bank.sum(), y))
+
+    refused(run, NotCapturable, "uses the records themselves")
 
 
 # Matching losses of image_sgd.
@@ -556,6 +600,7 @@ def test_networks_of_private_feddm_keep_nothing_of_records() -> None:
 
 OBJECTIVES: dict[str, tuple[dict[str, Any], Verdict]] = {
     "scale of the batch": ({"objective": lambda z, y: F.cross_entropy(z / z.std(), y)}, Refused(NotSeparable, "mean")),
+    "times the size": ({"objective": lambda z, y: F.cross_entropy(z, y) * len(z)}, Refused(NotSeparable, "mean over")),
     "relative": (
         {"objective": lambda z, y: F.cross_entropy(z, y) / float(F.cross_entropy(z, y))},
         Refused(NotCapturable, CHOOSES),

@@ -154,6 +154,7 @@ def test_integer_index_returns_the_pair(index: Any) -> None:
     assert torch.equal(data[::-2].images, data.images.flip(0)[::2])
     refused(lambda: data[0.5:], TypeError, r"index must be a slice of ints, got slice\(0.5, None, None\)")  # type: ignore[misc]
     refused(lambda: data[torch.tensor([])], TypeError, r"got torch.float32 of shape \[0\]")
+    refused(lambda: data[None], TypeError, "index must be an int, a slice, a mask or a list of ints, got None")  # type: ignore[index]
     for mask in (torch.ones(5) > 0, torch.ones(7) > 0):
         refused(lambda m=mask: data[m], IndexError, rf"a mask of 6 values, .*, got shape \[{len(mask)}\]")
     for wrong in (6, -7, [0, 6], torch.tensor([-7])):
