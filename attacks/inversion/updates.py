@@ -53,7 +53,7 @@ class Gradient:
             images: images of the client, float [N, C, H, W], normalized for the network.
             labels: class indices of the images, int [N].
         """
-        return Gradient(network, _gradient(network, *copy_state(network), images, labels))
+        return Gradient(network, _gradient(network, copy_state(network), images, labels))
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient for given images, one tensor per parameter, differentiable with respect to the images.
@@ -62,7 +62,7 @@ class Gradient:
             images: candidate images, float [N, C, H, W].
             labels: class indices of the images, int64 [N].
         """
-        return _gradient(self.network, *copy_state(self.network), images, labels, graph=True)
+        return _gradient(self.network, copy_state(self.network), images, labels, graph=True)
 
     def count_classes(self, images: Tensor) -> int:
         """Return the number of classes: the number of logits that the network gives for `images` [N, C, H, W]."""
@@ -192,12 +192,11 @@ class FedAvgUpdate:
         parameters, moving = dict(first), {k: torch.zeros_like(p) for k, p in first.items()}
         for rows in self._steps(len(images)):
             rows = rows.to(images.device)
-            gradients = _gradient(
-                self.network, parameters, buffers, images[rows], labels[rows], graph=True, unused=True
-            )
-            used = [item for item in zip(parameters.items(), gradients) if item[1] is not None]  # SGD skips the others
-            for (name, value), gradient in used:
-                moving[name] = self.momentum * moving[name] + gradient + self.weight_decay * value
+            state = parameters, buffers
+            gradients = _gradient(self.network, state, images[rows], labels[rows], graph=True, zeros=False)
+            for (name, value), gradient in zip(parameters.items(), gradients):
+                if gradient is not None:  # SGD does not decay unused parameters
+                    moving[name] = self.momentum * moving[name] + gradient + self.weight_decay * value
             parameters = {name: value - self.lr * moving[name] for name, value in parameters.items()}
         return tuple(parameters[name] - first[name] for name in first)
 
@@ -249,18 +248,19 @@ def _warn_of_mode(network: nn.Module) -> None:
 
 def _gradient(
     network: nn.Module,
-    parameters: _State,
-    buffers: _State,
+    state: tuple[_State, _State],
     images: Tensor,
     labels: Tensor,
     *,
     graph: bool = False,
-    unused: bool = False,
+    zeros: bool = True,
 ) -> tuple[Tensor, ...]:
+    """Return the gradient by parameter; parameters that the network does not use have zeros, or None if not `zeros`."""
+    parameters, buffers = state
     out = functional_call(network, {**parameters, **buffers}, (images,))
     value = F.cross_entropy(out, labels)
     own = list(parameters.values())
-    return torch.autograd.grad(value, own, create_graph=graph, allow_unused=True, materialize_grads=not unused)
+    return torch.autograd.grad(value, own, create_graph=graph, allow_unused=True, materialize_grads=zeros)
 
 
 def _read_labels(last: Tensor, classes: int, count: int, predictions: Tensor | None) -> Tensor:

@@ -119,8 +119,8 @@ def test_reply_is_refused_above_a_hundred_times_the_median(name: str, factor: fl
 
 def test_each_entry_is_compared_among_the_replies_that_have_it() -> None:
     own = {"a": (1.0, 100.0, 1.0)}
-    found = {k: {**own, "b": (1.0, 100.0, 1.0)} for k in range(1, 5)}
-    found |= {0: own, 5: {"b": (150.0, 100.0, 2.0)}, 6: {**own, "c": (9.0, 2.0, 1.0)}, 7: {**own, "c": (3.0, 2.0, 1.0)}}
+    found = {k: {**own, "c": (9.0 if k == 6 else 1.0, 2.0, 1.0)} for k in (0, 6, 7)}  # three replies with c
+    found |= {k: {**own, "b": (1.0, 100.0, 1.0)} for k in range(1, 5)} | {5: {"b": (150.0, 100.0, 2.0)}}
     why = "b is 150 times as large as the median of 5 replies, at most 100 times is allowed"
     assert _outliers.too_large(found) == {5: why}
     assert _outliers.dominant(found) == {5: "99% of b"}

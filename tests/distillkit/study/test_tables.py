@@ -197,8 +197,8 @@ def test_other_columns_keep_their_units() -> None:
     table = paired_differences(runs, "A", column="client_seconds")
     assert table.header[3] == "client seconds minus A's (s)"
     assert table.cells[0][3] == "+2.0"
-    far = [record([0.5], c, seed, gap=g) for c, g in (("A", 500.25), ("B", 0.25)) for seed in (0, 1)]
-    assert paired_differences(far, "A", column="gap").cells[0][3] == "-500.0"
+    far = [record([0.5], c, seed, gap=g) for c, g in (("A", -500.25), ("B", -0.25)) for seed in (0, 1)]
+    assert paired_differences(far, "A", column="gap").cells[0][3] == "+500.0"
 
 
 @pytest.mark.parametrize(("seeds", "named"), [(1, []), (2, ["B on digits has 2"]), (3, [])])
