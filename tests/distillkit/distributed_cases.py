@@ -69,7 +69,7 @@ class Observer(torch.nn.Module):
 
 
 def condensers(real: LabeledImages) -> dict[str, Callable[..., LabeledImages]]:
-    """Return the condensers whose split calls equal a whole one to the bit."""
+    """Return the condensers whose split calls equal a whole one."""
     shared: dict[str, Any] = {"progress": False, "generator": 3}
     networks = RandomNetworks(factory)
     dm = partial(distribution_matching, real, networks=networks, steps=3, lr=0.5, chunk=9, **shared)
