@@ -37,8 +37,8 @@ def over_classes(
         condensed = over_classes(condense, range(10))
 
     The processes communicate only at the end. The result is that of one call with all classes: to the bit for `stitch`,
-    `herding` and `k_center`; up to rounding for `distribution_matching`, and `gradient_matching` without inner training,
-    because processors may round the sums of a network by the number of images in a call.
+    `herding` and `k_center`. It is up to rounding for `distribution_matching`, and `gradient_matching` without inner
+    training, because processors may round the sums of a network by the number of images in a call.
 
     Args:
         function: function that condenses the classes in its argument `classes`, with equal results in every process for
