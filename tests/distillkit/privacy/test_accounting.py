@@ -136,7 +136,8 @@ def test_largest_bound_over_clients_equals_that_of_each_client_alone(
     ("count", "rate", "spent", "accountant"),
     [
         (20, 1.0, [], "auto"), (20, 1.0, [(2.0, 1.0, 1)], "auto"), (100, 0.1, [], "auto"), (100, 0.1, [], "rdp"),
-        (3, 0.5, [(3.0, 0.2, 4), (9.0, 1.0, 2)], "auto"), (3, 1.0, [(3.0, 0.2, 4)], "auto"), (3, 1.0, [], "rdp"),
+        (3, 0.5, [(3.0, 0.2, 4), (9.0, 1.0, 2)], "auto"), (3, 1.0, [(3.0, 0.2, 4)], "auto"),
+        (3, 1.0, [(3.0, 0.2, 4)], "rdp"),
     ],
 )  # fmt: skip
 def test_plan_has_the_least_noise_that_keeps_the_target(
@@ -187,6 +188,10 @@ def test_empty_run_costs_nothing_and_no_noise_is_infinite() -> None:
     assert compose([], DELTA).epsilon == 0.0
     assert compose([(1.0, 0.0, 5), (1.0, 0.5, 0)], DELTA).epsilon == 0.0
     assert compose([(0.0, 1.0, 1)], DELTA).epsilon == math.inf
+    for sigma, rate, order in ((1e9, 0.5, 2.5), (1e8, 0.99, 1.5)):  # Opacus' series is negative, and raises an error
+        assert compose([(sigma, rate, 1)], DELTA, order=order).epsilon == math.inf
+    for sigma, count in ((1e-4, 1), (1e-4, 10**12), (1e9, 10**12)):
+        assert all(compose([(sigma, rate, count)], DELTA).epsilon >= 0 for rate in (1.0, 0.5, 1e-9))
     for how in ({"accountant": "rdp"}, {"order": 2.0}):
         assert compose([(1e3, 0.5, 1)], 0.3, **how).epsilon == 0.0  # type: ignore[arg-type]
     for name in ("rdp", "pld"):  # also where the closed form holds
@@ -256,7 +261,8 @@ RANGES: list[tuple[Callable[..., object], dict[str, float], dict[str, list[float
     (plan_noise, {"epsilon": 1.0, "delta": DELTA, "count": 1, "rate": 1.0},
      {"epsilon": [0.0], "count": [0], "rate": [0.0, 1.5], "delta": [1.0]}),
     (NoisePlan(1.0, 1.0, DELTA, 1.0, 1, "exact").snr, {"size": 9.0, "dim": 1}, {"size": [0.0], "dim": [0]}),
-    (check_sigma, {"sigma": 1.0}, {"sigma": [-1.0, 9e-5]}),
+    (functools.partial(Event, "x"), {"sigma": 1.0, "rate": 1.0, "count": 1},
+     {"sigma": [-1.0, 1e-300, 9e-5, math.inf, math.nan], "rate": [0.0, 1 + 1e-9], "count": [0, 10**12 + 1]}),
 ]  # fmt: skip
 """Functions, valid arguments, and values out of range of each argument."""
 

@@ -6,6 +6,7 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ def head_of(path: Path) -> Path:
 
 
 def test_file_contains_the_event_when_spend_returns(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "ledger.jsonl"
+    path = tmp_path / "deep" / "er" / "ledger.jsonl"
     ledger = Ledger(path)
+    ledger.spend()
     numbers: dict[str, Any] = {"sigma": np.float32(2), "rate": np.float32(1), "count": np.int64(1)}
     ledger.spend(replace(ONE, client="a", round=4, seeded=True, **numbers))
     lines = path.read_bytes().splitlines()
@@ -87,7 +89,7 @@ def test_append_that_was_cut_at_any_byte_is_completed(tmp_path: Path) -> None:
 
 
 HEADS = [
-    b"", b"{", b"[]", b'{"lines": 0, "hash": "", "next": ["", 3]}', b'{"lines": "0", "hash": "", "next": []}', None,
+    b"", b"{", b"[]", b'{"lines": 0, "hash": "", "next": [3]}', b'{"lines": "0", "hash": "", "next": []}', None,
 ]  # fmt: skip
 
 
@@ -152,7 +154,7 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     "odd",
     [
         {"accuracy": 1}, {"event": {}}, {"event": {**asdict(ONE), "sigma": -1.0}}, {"remark": "x", "from": 5},
-        {"assumed": ["x"]}, {"assumed": 3, "by": "x"},
+        {"assumed": ["x"]}, {"assumed": 3, "by": "x"}, {"clients": 0}, {"clients": True},
     ],
     ids=str,
 )  # fmt: skip
@@ -213,19 +215,15 @@ def test_unknown_sampling_is_refused(sampling: str) -> None:
 def test_mixed_relations_are_refused() -> None:
     ledger = Ledger()
     ledger.spend(ONE)
+    words = "^class_means is private under '{}', but the ledger is for 'add or remove one record'; .*keep two ledgers$"
     for relation in (ADD_OR_REMOVE_CLIENT, REPLACE_RECORD):
-        with pytest.raises(NotAccountable, match="keep two ledgers"):
-            ledger.spend(replace(ONE, relation=relation))
-    with pytest.raises(NotAccountable, match="keep two ledgers"):
-        Ledger().spend(ONE, replace(ONE, relation=ADD_OR_REMOVE_CLIENT))
+        other = replace(ONE, relation=relation)
+        for call in (partial(ledger.spend, other), partial(Ledger().spend, ONE, other)):
+            refused(call, NotAccountable, words.format(relation))
 
 
 def test_invalid_events_and_ledgers_are_refused() -> None:
-    for rate in (0.0, 1.0 + 1e-9):
-        refused(lambda q=rate: Event("x", 1.0, q), ValueError, "rate must be")
     refused(lambda: Ledger().spend("x"), TypeError, r"events must be Event\(mechanism, sigma, ...\) objects, got str")  # type: ignore[arg-type]
-    refused(lambda: Event("x", 1.0, count=0), ValueError, "count")
-    refused(lambda: Event("x", -1.0), ValueError, "sigma")
     refused(lambda: Ledger(delta=0.0), NotAccountable, "delta")
     refused(lambda: Ledger(budget=0.0), ValueError, "budget")
     refused(lambda: Ledger(data=3), TypeError, "data must be a fingerprint")  # type: ignore[arg-type]
@@ -236,7 +234,7 @@ def test_invalid_events_and_ledgers_are_refused() -> None:
 
 def test_client_number_and_name_denote_the_same_client_and_known_facts_are_not_written_again(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l")
-    ledger.spend(*(Event("class_means", 2.0, client=client) for client in (1, "1", torch.tensor(1).item())))
+    ledger.spend(*(Event("class_means", 2.0, client=client) for client in (1, "1", np.int64(1))))
     assert [e.client for e in ledger.events] == ["1", "1", "1"]
     assert Event("class_means", 2.0).client == ALL_CLIENTS
     for wrong in (True, 1.0, None):
@@ -254,6 +252,7 @@ def test_client_number_and_name_denote_the_same_client_and_known_facts_are_not_w
     assert [next(iter(line)) for line in lines[:-3]] == ["ledger", *["event"] * 3, "remark", "assumed", "void"]
     assert [line["clients"] for line in lines[-3:]] == [2, 3, ["b", "A"]]
     assert ledger.guarantee(2).assumptions["private_histogram"] == ASSUMPTIONS["private_histogram"]
+    ledger.spend(replace(ONE, client="A"))
     words = r"client 'x' .*the known clients are \['1', 'A', 'b'\] and 0 to 2\. .*register\(\['x'\]\)"
     for ask in (ledger.epsilon, lambda c: Account(ledger, client=c).guarantee()):
         refused(lambda ask=ask: ask("x"), PrivacyError, words)

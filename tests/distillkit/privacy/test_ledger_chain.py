@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from distillkit.privacy import REPLACE_RECORD, Account, Event, Ledger, NotAccountable, PrivacyError, compose
+from distillkit.privacy import REPLACE_RECORD, Event, Ledger, NotAccountable, PrivacyError
 from tests.distillkit.privacy.options import write_chain
 from tests.refused import refused
 
@@ -25,54 +28,33 @@ def charged(path: Path, count: int = 5) -> Ledger:
     return ledger
 
 
-def edited(path: Path, number: int) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    lines[number] = lines[number].replace('"sigma": ', '"sigma": 1').replace('"delta": 1e-05', '"delta": 1e-06')
-    path.write_text("".join(lines), encoding="utf-8")
+CHANGES: dict[str, Callable[[list[str], int], list[str]]] = {
+    "edited": lambda lines, n: [*lines[:n], re.sub('"(sigma|delta)": ', '"\\1": 1', lines[n]), *lines[n + 1 :]],
+    "moved": lambda lines, n: [*lines[: min(n, 4)], *lines[min(n, 4) :][1::-1], *lines[min(n, 4) + 2 :]],
+    "removed": lambda lines, n: lines[:n] + lines[n + 1 :],
+    "repeated": lambda lines, n: lines[: n + 1] + lines[n:],
+    "cut": lambda lines, n: lines[:n],
+    "padded": lambda lines, n: [*lines[:n], lines[n][:-1] + " \n", *lines[n + 1 :]],
+    "spaced": lambda lines, n: [*lines[:n], "\n", *lines[n:]],
+}
+"""Ways to change a file's lines, of which the n-th is chosen."""
 
 
-def moved(path: Path, number: int) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    other = number - 1 if number == len(lines) - 1 else number + 1
-    lines[number], lines[other] = lines[other], lines[number]
-    path.write_text("".join(lines), encoding="utf-8")
-
-
-def removed(path: Path, number: int) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join(lines[:number] + lines[number + 1 :]), encoding="utf-8")
-
-
-def repeated(path: Path, number: int) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join([*lines[: number + 1], *lines[number:]]), encoding="utf-8")
-
-
-def cut(path: Path, number: int) -> None:
-    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:number]), encoding="utf-8")
-
-
-def padded(path: Path, number: int) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    path.write_text("\n".join([*lines[:number], lines[number] + " ", *lines[number + 1 :], ""]), encoding="utf-8")
-
-
-def deleted(path: Path, number: int) -> None:
-    path.unlink()
-
-
-@pytest.mark.parametrize("change", [edited, moved, removed, repeated, cut, padded, deleted])
+@pytest.mark.parametrize("name", [*CHANGES, "deleted"])
 @pytest.mark.parametrize("number", range(6))
-def test_changed_file_is_refused(change: Any, number: int, tmp_path: Path) -> None:
+def test_changed_file_is_refused(name: str, number: int, tmp_path: Path) -> None:
     path, events = tmp_path / "l", charged(tmp_path / "l").events
-    change(path, number)
-    if number == 5 and change in (removed, cut):  # the head has the last lines, too
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.unlink()
+    if name != "deleted":
+        path.write_text("".join(CHANGES[name](lines, number)), encoding="utf-8")
+    if number == 5 and name in ("removed", "cut"):  # the head has the last lines, too
         assert Ledger(path).events == events
         return
-    words = {repeated: f"line {number + 2} of .* does not follow"}.get(change, "edited|not those of its head")
-    words = "l lost or changed some of its first 5 lines" if change in (cut, deleted) else words
+    words = {"repeated": f"line {number + 2} of .* does not follow", "spaced": "is damaged|holds something else"}
+    words |= dict.fromkeys(("cut", "deleted"), "l lost or changed some of its first 5 lines")
     for _ in range(2):
-        refused(lambda: Ledger(path).epsilon(), ValueError, words)
+        refused(lambda: Ledger(path).epsilon(), ValueError, words.get(name, "edited|not those of its head"))
 
 
 def test_any_changed_byte_is_refused(tmp_path: Path) -> None:
@@ -80,18 +62,16 @@ def test_any_changed_byte_is_refused(tmp_path: Path) -> None:
     charged(tmp_path / "l")
     whole, draws = (tmp_path / "l").read_bytes(), random.Random(0)
     for place in draws.sample(range(len(whole) - 1), 200):
-        other = bytes([whole[place] ^ (1 << draws.randrange(7))])
+        other = bytes([whole[place] ^ (1 << draws.randrange(8))])
         (tmp_path / "l").write_bytes(whole[:place] + other + whole[place + 1 :])
-        with pytest.raises((ValueError, UnicodeError)):
-            Ledger(tmp_path / "l")
+        refused(lambda: Ledger(tmp_path / "l"), ValueError, "restore the file|holds something else")
 
 
-@pytest.mark.parametrize("change", [edited, removed, cut])
-def test_head_detects_changes_of_a_rewritten_chain(change: Any, tmp_path: Path) -> None:
+def test_head_detects_changes_of_a_rewritten_chain(tmp_path: Path) -> None:
     """Whoever writes the whole file again cannot match a head that was kept elsewhere."""
     ledger = charged(tmp_path / "l")
     head = ledger.head
-    assert head["lines"] == 6
+    Ledger(tmp_path / "l").require_head({"lines": 0, "hash": ""})
     ledger.spend(ONE)
     Ledger(tmp_path / "l").require_head(head)
     (tmp_path / "l").unlink()
@@ -137,11 +117,17 @@ def test_options_of_a_concurrent_ledger_are_compared(tmp_path: Path) -> None:
 
 def test_given_relation_is_the_only_one(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l", relation=REPLACE_RECORD)
-    refused(lambda: ledger.spend(ONE), NotAccountable, "keep two ledgers")
+    words = r"^class_means is private under 'add .* record', but the ledger is for 'replace one record'.*two ledgers$"
+    refused(lambda: ledger.spend(ONE), NotAccountable, words)
+    ledger.spend()
     assert not (tmp_path / "l").exists()
     refused(lambda: Ledger(relation="label change"), NotAccountable, "^relation must be one of")
     Ledger(tmp_path / "m").register(2)
     assert Ledger(tmp_path / "m", relation=REPLACE_RECORD).relation == REPLACE_RECORD
+
+
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_failed_write_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,13 +137,13 @@ def test_failed_write_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.M
 
     def half(text: bytes) -> None:
         write(text[: len(text) // 2])
-        raise OSError(28, "No space left on device")
+        full()
 
     monkeypatch.setattr(ledger._journal, "_write", half)
     words = "^cannot write the ledger .*l: No space left on device; nothing was released"
     refused(lambda: ledger.spend(ONE), OSError, words)
     assert [e.sigma for e in Ledger(tmp_path / "l").events] == [5.0]
-    monkeypatch.setattr(os, "truncate", lambda *_: half(b""))
+    monkeypatch.setattr(os, "truncate", full)
     refused(lambda: ledger.spend(replace(ONE, sigma=6.0)), OSError, "No space")
     monkeypatch.undo()
     ledger.spend(replace(ONE, sigma=7.0))
@@ -165,20 +151,19 @@ def test_failed_write_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.M
     assert [e.sigma for e in Ledger(tmp_path / "l").events] == [5.0, 6.0, 7.0] == [e.sigma for e in ledger.events]
 
 
-def test_lines_that_were_read_before_an_error_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_lines_that_were_read_before_an_error_are_read_again(
+    error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The charges of others were lost to a process that could not complete an interrupted one."""
     path = tmp_path / "l"
     reader, writer = charged(path, 1), Ledger(path)
     for sigma in (2.0, 3.0):
         writer.spend(replace(ONE, sigma=sigma))
     path.write_bytes(path.read_bytes()[:-9])
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(reader._journal, "_write", full)
+    monkeypatch.setattr(reader._journal, "_write", Mock(side_effect=error("stopped")))
     for _ in range(2):
-        refused(reader.epsilon, OSError, "No space")
+        refused(reader.epsilon, error, "stopped")
     monkeypatch.undo()
     assert [e.sigma for e in reader.events] == [5.0, 2.0, 3.0]
     assert reader.epsilon() == Ledger(path).epsilon()
@@ -186,34 +171,10 @@ def test_lines_that_were_read_before_an_error_are_read_again(tmp_path: Path, mon
 
 def test_first_charge_that_cannot_be_written_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path / "l")
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(ledger._journal, "_write", full)
     refused(lambda: ledger.spend(ONE), OSError, "nothing was released")
     monkeypatch.undo()
     assert ledger.events == Ledger(tmp_path / "l").events == ()
-
-
-@pytest.mark.parametrize("sigma", [1e-300, 9e-5, 2e9, 10**400, float("inf"), float("nan"), -1.0])
-@pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_noise_beyond_accounting_is_refused_before_anything_is_written(
-    sigma: float, rate: float, tmp_path: Path
-) -> None:
-    refused(lambda: Event("x", sigma, rate), ValueError, "sigma must be")
-    refused(lambda: compose([(sigma, rate, 1)], 1e-5), ValueError, "sigma must be")
-    refused(lambda: Account(Ledger(tmp_path / "l")).spend("x", sigma, rate=rate), ValueError, "sigma must be")
-    assert not (tmp_path / "l").exists()
-
-
-def test_largest_and_smallest_numbers_are_accounted_for() -> None:
-    for sigma, count in [(1e-4, 1), (1e-4, 10**12), (1e9, 10**12)]:
-        for rate in (1.0, 0.5, 1e-9):
-            assert compose([(sigma, rate, count)], 1e-5).epsilon >= 0
-    for count in (10**12 + 1, 10**400):
-        with pytest.raises(ValueError, match="count must be at most"):
-            Event("x", 1.0, count=count)
 
 
 FIRST = {"ledger": "distillkit.ledger/2", "delta": 1e-5, "budget": None, "disjoint": True, "renyi_order": None}

@@ -206,7 +206,7 @@ def test_ledger_follows_its_definitions_in_memory_on_disk_and_at_a_client(seed: 
         act((ledger, other)[number % 2], book, lines, what, how)
     for one in (other, Ledger(path, **options)):
         assert one.events == tuple(book.events)
-        for client in (None, *CLIENTS[:3], "1", "b", "01"):
+        for client in (None, *CLIENTS[:3], "1", "b", "01", "\u00b2"):
             merged: dict[Any, int] = {}
             for sigma, rate, count in book.spends(client, []):
                 merged[sigma, rate] = merged.get((sigma, rate), 0) + count

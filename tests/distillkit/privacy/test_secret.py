@@ -146,6 +146,7 @@ def test_generator_state_is_derived_entirely_from_the_secret(global_rng_untouche
     for one, other in ((Secret(), Secret()), (Secret(1), Secret(2))):
         assert int((words(one) == words(other)).sum()) <= 1
     assert torch.equal(words(Secret(1)), words(Secret(1)))
-    secret = Secret(1)
-    assert not torch.equal(words(secret), words(secret))
-    assert len(words(secret).view(torch.uint8).unique()) == 256
+    for secret in (Secret(), Secret(1)):
+        assert not torch.equal(words(secret), words(secret))
+        assert len(words(secret).unique()) > 600
+        assert len(words(secret).view(torch.uint8).unique()) == 256
