@@ -13,11 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from filelock import FileLock, Timeout
 
-from distillkit import LabeledImages, Normalization
-from distillkit.networks import FixedNetwork, build
 from distillkit.privacy import (
     ADD_OR_REMOVE_CLIENT,
     ALL_CLIENTS,
@@ -29,14 +26,7 @@ from distillkit.privacy import (
     Ledger,
     NotAccountable,
     PrivacyError,
-    PublicEmbedders,
-    Secret,
-    class_sums,
     compose,
-    image_sgd,
-    private_histogram,
-    release,
-    train_private,
 )
 from tests.distillkit.privacy.options import write_chain
 from tests.refused import refused
@@ -319,61 +309,3 @@ def test_charge_is_synced_under_the_lock_before_it_returns(tmp_path: Path, monke
         before = path.read_bytes().count(b"\n")
         change()
         assert seen == [before, before, path.read_bytes().count(b"\n")]
-
-
-def neighbours(relation: str, data: LabeledImages) -> tuple[LabeledImages, LabeledImages]:
-    """Return the set, and one that differs by its last record as the relation says."""
-    if relation == "add or remove one record":
-        return data, data[:-1]
-    last = data[-1:]
-    other = last.replace(images=-3 * last.images, labels=(last.labels + 1) % data.num_classes)
-    return data, LabeledImages.concatenate([data[:-1], other])
-
-
-@pytest.mark.parametrize("mechanism", ["histogram", "class_means", "dp_sgd", "image_sgd"])
-def test_noise_covers_the_distance_of_neighbours_of_the_stated_relation(mechanism: str) -> None:
-    """The noise's standard deviation over the stated sigma is the sensitivity, for the relation of the charge."""
-    sharp = 1e-4
-    data = images_of(12)
-
-    def released(data: LabeledImages, secret: Secret, sigma: float) -> tuple[torch.Tensor, Event]:
-        ledger = Ledger()
-        account = Account(ledger, secret=secret)
-        if mechanism == "histogram":
-            found = private_histogram(data.labels, num_classes=3, sigma=sigma, ledger=account)
-        elif mechanism == "class_means":
-            embedders = PublicEmbedders(FixedNetwork(tiny_network()), 1, like=images_of(12), clip=0.7)
-            sums = class_sums(data.images, data.labels, embedders, num_classes=3)
-            found = release(sums, sigma=sigma, sensitivity=embedders.sensitivity, ledger=account)
-        elif mechanism == "dp_sgd":
-            net = tiny_network()
-            start = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
-            how = {"size": 20, "rate": 1.0, "steps": 1, "lr": 1.0, "clip": 0.1, "progress": False}
-            train_private(net, data, sigma=sigma, ledger=account, **how)
-            found = 20 * (torch.nn.utils.parameters_to_vector(net.parameters()).detach() - start)
-        else:
-            steps: list[torch.Tensor] = []
-            image_sgd(
-                data, size=30, sigma=sigma, clip=0.1, rate=1.0, steps=1, ipc=1, networks=FixedNetwork(tiny_network()),
-                ledger=account, callback=lambda _, gradient: steps.append(gradient), progress=False,
-            )  # fmt: skip
-            found = steps[0] * 30 / 3
-        return found.double(), ledger.events[-1]
-
-    secret = Secret(0)
-    event = released(data, secret, 2.0)[1]
-    (std,) = secret.drawn
-    one, other = (released(side, Secret(0), sharp)[0] for side in neighbours(event.relation, data))
-    distance = float((one - other).norm())
-    assert distance <= std / event.sigma * (1 + 1e-6)
-    assert distance > 0.5 * std / event.sigma or mechanism == "class_means"
-
-
-def images_of(count: int) -> LabeledImages:
-    images = torch.randn(count, 1, 4, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    return LabeledImages(images, torch.arange(count) % 3, num_classes=3, normalization=Normalization((0.5,), (0.25,)))
-
-
-def tiny_network() -> torch.nn.Module:
-    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
-    return build(flat.double, 0)

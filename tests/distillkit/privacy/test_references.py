@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from distillkit.networks import build
 from distillkit.networks.samplers import RandomNetworks
+from distillkit.normalization import Normalization
 from distillkit.privacy import (
     ASSUMPTIONS,
     Account,
@@ -299,9 +300,10 @@ def test_released_sums_and_counts_are_the_exact_ones_plus_the_secret_noise(skewe
 @pytest.mark.parametrize("coarse", [1, 2, 3])
 def test_public_noise_is_enlarged_bilinearly_and_clamped(coarse: int, skewed: LabeledImages) -> None:
     """With the mean and standard deviation of the normalization's constants; no image of the set is used."""
-    like = skewed.replace(images=torch.zeros(7, 1, 5, 8, dtype=torch.float64))
+    space = Normalization((0.5, 0.2), (0.25, 0.4))
+    like = skewed.replace(images=torch.zeros(7, 2, 5, 8, dtype=torch.float64), normalization=space)
     small = [max(2, side // coarse) for side in (5, 8)]
-    drawn = torch.randn(40, 1, *small, generator=derive(2), dtype=torch.float64)
+    drawn = torch.randn(40, 2, *small, generator=derive(2), dtype=torch.float64)
 
     def weights(many: int, few: int) -> Tensor:
         rows = torch.zeros(many, few, dtype=torch.float64)
@@ -312,10 +314,11 @@ def test_public_noise_is_enlarged_bilinearly_and_clamped(coarse: int, skewed: La
         return rows
 
     smooth = weights(5, small[0]) @ drawn @ weights(8, small[1]).T
-    wanted = ((0.5 + 0.25 * smooth).clamp(0, 1) - 0.5) / 0.25
+    mean, std = (torch.tensor(numbers).double().view(2, 1, 1) for numbers in (space.mean, space.std))
+    wanted = ((mean + std * smooth).clamp(0, 1) - mean) / std
     torch.testing.assert_close(public_noise(40, like, derive(2), coarse=coarse), wanted)
     generator = derive(3)
-    white = torch.randn(6, 1, 5, 8, generator=generator, dtype=torch.float64)
+    white = torch.randn(6, 2, 5, 8, generator=generator, dtype=torch.float64)
     wanted = public_noise(6, like, generator) + 0.3 * white
     torch.testing.assert_close(public_test_images(6, like, derive(3)), wanted)
 
