@@ -38,7 +38,10 @@ _REMARK = (
     "gradients={!r} ran the network and its loss on batches: epsilon assumes that no layer and no line of their code "
     "mixes records or keeps values of a record"
 )
-_GHOST_REMARK = ", and does not cover rounding in norms and sums, which have the precision of the parameters"
+_GHOST_REMARK = (
+    ", and does not cover rounding in norms and sums, which have the precision of the parameters, or that of TF32 in "
+    "convolutions on a GPU, unless torch.backends.cudnn.allow_tf32 is False"
+)
 
 BatchLosses = Callable[..., Tensor]
 """`losses(network, images, labels, ...)` returns the loss of each of n examples, float [n]."""
