@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from dataclasses import replace
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from distillkit.evaluate import evaluate
 from distillkit.labels import CutMix, Relabel, soft_labels
 from distillkit.labels._teacher import _tail, describe_teacher, try_teacher
 from distillkit.networks import RandomNetworks, build
-from distillkit.privacy import Event, Ledger
+from distillkit.privacy import Guarantee
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
 from tests.distillkit.labels.toys import CLASSES, convnet, stripes, trained_teacher, weights
@@ -39,37 +39,25 @@ class Guess(nn.Module):
         return nn.functional.one_hot(said, self.classes).float() * 5
 
 
-def test_guarantee_of_a_shared_ledger_covers_images_and_labels() -> None:
-    ledger = Ledger(delta=1e-5)
-    ledger.spend(Event("class_means", 3.0))
-    private = stripes(60).replace(info=ledger.guarantee().info())
-    ledger.spend(Event("class_means", 3.0))
-    both = ledger.guarantee()
-    soft = soft_labels(private, trained_teacher(), guarantee=both)
-    assert soft.info["epsilon"] == both.epsilon > private.info["epsilon"]
-    for given in (both, SimpleNamespace(info=lambda: {"epsilon": None})):
-        call = lambda g=given: soft_labels(stripes(60), trained_teacher(), guarantee=g)  # noqa: E731
-        refused(call, ValueError, "guarantee must be None")
-    call = lambda: soft_labels(private, trained_teacher(), guarantee=both, pool=stripes(60))  # noqa: E731
-    refused(call, ValueError, "pool must be None")
-
-
 @pytest.mark.parametrize(("changes", "accepted"), [
     ({}, True), ({"epsilon": 2.1}, True), ({"epsilon": 1.9}, False), ({"delta": 1e-6}, False), ({"delta": None}, False),
     ({"relation": "replace one"}, False), ({"epsilon": None}, True),
 ])  # fmt: skip
 def test_guarantee_of_labels_covers_that_of_the_images(changes: dict[str, Any], accepted: bool) -> None:
     """In the same terms: an equal epsilon covers the images, and the result states the new one only."""
-    own = {"epsilon": 2.0, "delta": 1e-5, "relation": "add or remove one"}
-    private, new = stripes(60).replace(info={**own, "reason": "old"}), own | changes
-    call = lambda: soft_labels(private, trained_teacher(), guarantee=SimpleNamespace(info=lambda: new))  # noqa: E731
+    own = Guarantee(2.0, 1e-5, "add or remove one", 2.0, "exact")
+    given = replace(own, **changes)
+    how, new = {"teacher": trained_teacher(), "guarantee": given}, given.info()
+    call = partial(soft_labels, stripes(60).replace(info={**own.info(), "reason": "old"}), **how)
     if accepted:
         made = call().info
-        assert {name: made.get(name) for name in (*own, "reason")} == {**new, "reason": None}
+        assert {name: made.get(name) for name in (*new, "reason")} == {"reason": None, **new}
     else:
-        told, were = ({name: stated[name] for name in ("delta", "relation")} for stated in (new, own))
+        told, were = ({name: stated[name] for name in ("delta", "relation")} for stated in (new, own.info()))
         words = f"its epsilon {new['epsilon']:.4g} ({told}) is not at least the images' 2 ({were})"
         refused(call, ValueError, f"^guarantee must cover the images and the teacher, but {re.escape(words)}")
+    refused(lambda: call(pool=stripes(60)), ValueError, "pool must be None")
+    refused(lambda: soft_labels(stripes(60), **how), ValueError, "guarantee must be None")
 
 
 def pool(count: int, classes: int = CLASSES) -> LabeledImages:

@@ -199,12 +199,15 @@ def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
     assert not is_own_network(Function(lambda n, x: x))
     own = [nn.BatchNorm2d(2).eval(), nn.Flatten(), nn.Conv2d(1, 2, 3)]
     assert all(is_own_network(nn.Sequential(layer)) for layer in own)
-    others = [nn.BatchNorm2d(2), nn.BatchNorm2d(2, track_running_stats=False).eval(), nn.Flatten(0, 1), nn.Dropout()]
-    hooked, subclass, buffer = nn.ReLU(), nn.Linear(2, 2), nn.BatchNorm2d(2).eval()
-    hooked.register_forward_hook(lambda *_: None)
+    others = [nn.BatchNorm2d(2), nn.BatchNorm2d(2, track_running_stats=False).eval(), nn.Flatten(0, 1), nn.Flatten(-4)]
+    subclass, buffer = nn.Linear(2, 2), nn.BatchNorm2d(2).eval()
+    for register in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
+        others.append(nn.ReLU())
+        getattr(others[-1], f"register_{register}")(lambda *_: None)
     subclass.weight = nn.Parameter(torch.zeros(2, 2).as_subclass(type("Own", (Tensor,), {})))
     buffer.running_mean = torch.zeros(2).as_subclass(type("Own", (Tensor,), {}))
-    assert not any(is_own_network(nn.Sequential(nn.ReLU(), one)) for one in (*others, hooked, subclass, buffer))
+    others += [nn.Dropout(), type("Own", (nn.ReLU,), {})(), subclass, buffer]
+    assert not any(is_own_network(nn.Sequential(nn.ReLU(), nn.Sequential(one))) for one in others)
     everywhere = nn.modules.module
     for register in (everywhere.register_module_forward_hook, everywhere.register_module_full_backward_hook):
         handle = register(lambda *_: None)

@@ -268,16 +268,15 @@ def test_non_separable_losses_are_refused(toy_set: LabeledImages) -> None:
     refused(lambda: require_separable(separable(lambda e, m: 0.0)), NotSeparable, "row as a tensor, got float")
     refused(lambda: require_separable(None), NotSeparable, "^NoneType is not declared as a sum over real examples, so")
     rows, labels = torch.randn(4, 3, generator=derive(0)), torch.tensor([0, 1, 2, 0])
-    mean, alone = (float(F.cross_entropy(rows, labels)) * (1 + 1e-3 * n) for n in (4, 1))
-    words = f"objective of a batch is {mean:.5g}, but the mean over its single examples is {alone:.5g}"
-    require_mean_objective(F.cross_entropy, rows, labels)
-    refused(
-        lambda: require_mean_objective(lambda z, y: F.cross_entropy(z, y) * (1 + 1e-3 * len(z)), rows, labels),
-        NotSeparable, words,
-    )  # fmt: skip
-    scaled = lambda z, y: F.cross_entropy(z, y, reduction="none") * (1 + 1e-3 * len(z))  # noqa: E731
-    words = "the losses of 4 examples in a batch differ"
-    refused(lambda: require_independent_losses(scaled, rows, labels), NotSeparable, words)
+    require_mean_objective(F.cross_entropy, 40 * rows, labels)
+    for slope in (1e-3, -1e-3, math.nan):
+        scaled = lambda z, y, s=slope: F.cross_entropy(z, y, reduction="none") * (1 + s * len(z))  # noqa: E731
+        mean, alone = (float(F.cross_entropy(rows, labels)) * (1 + slope * n) for n in (4, 1))
+        words = f"objective of a batch is {mean:.5g}, but the mean over its single examples is {alone:.5g}"
+        together = lambda z, y, f=scaled: f(z, y).mean()  # noqa: E731
+        refused(lambda f=together: require_mean_objective(f, rows, labels), NotSeparable, words)
+        words = "the losses of 4 examples in a batch differ"
+        refused(lambda f=scaled: require_independent_losses(f, rows, labels), NotSeparable, words)
     refused(lambda: require_mean_objective(lambda z, y: z.sum(1), rows, labels), NotSeparable, r"one number.*got \[4\]")
     for loss, got in ((lambda z, y: z, r"shape \[4, 3\]"), (lambda z, y: 0.0, "got float; pass reduction='none'")):
         refused(lambda loss=loss: require_independent_losses(loss, rows, labels), NotSeparable, got)
