@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.stats import beta, binom, norm
 
 from attacks.audit import ClaimTest, audit_claim, epsilon_lower_bound, max_lower_bound, one_run_lower_bound, step_scores
-from attacks.audit._outcomes import Event
+from attacks.audit._outcomes import Event, candidate_events
 from attacks.audit._rates import p_value
 from attacks.statistics import Rate, clopper_pearson
 from distillkit.privacy import gaussian_delta, gaussian_sigma
@@ -23,10 +23,10 @@ from distillkit.rng import derive
 from tests.refused import refused
 
 
-def runs(sigma: float, count: int, seed: int, sensitivity: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def runs(sigma: float, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return fresh runs of a Gaussian mechanism with the record and without."""
     noise = sigma * torch.randn(2, count, generator=derive(seed), dtype=torch.float64)
-    return noise[0] + sensitivity, noise[1]
+    return noise[0] + 1, noise[1]
 
 
 def profile(epsilon: float) -> tuple[float, list[tuple[float, float]]]:
@@ -66,16 +66,7 @@ def slow_p_value(counts: tuple[int, int, int, int], claim: list[tuple[float, flo
 
 @pytest.mark.parametrize(
     "counts",
-    [
-        (9, 12, 2, 15),
-        (12, 12, 0, 12),
-        (7, 20, 3, 18),
-        (0, 9, 9, 9),
-        (20, 20, 19, 20),
-        (40, 40, 5, 5),
-        (9, 12, 9, 12),
-        (14, 20, 1, 30),
-    ],
+    [(9, 12, 2, 15), (12, 12, 0, 12), (12, 12, 60, 150), (0, 9, 9, 9), (20, 20, 19, 20), (40, 40, 5, 5)],
 )
 @pytest.mark.parametrize(
     "claim", [[(1.5, 0.02)], [(0.0, 0.2), (1.0, 0.02), (3.0, 0.0)], [(0.0, 0.0)]], ids=["pair", "profile", "equality"]
@@ -87,9 +78,11 @@ def test_p_value_sums_all_more_extreme_counts(
     assert found <= 1
 
 
-@pytest.mark.parametrize(("sigma", "sensitivity"), [(SIGMA / 2, 1.0), (1e-6, 1.0), (SIGMA, 10.0)])
-def test_halved_noise_missing_noise_and_a_skipped_clip_are_detected(sigma: float, sensitivity: float) -> None:
-    assert sum(audit_claim(*runs(sigma, 500, s, sensitivity), PROFILE).refuted for s in range(40)) >= 38
+def test_at_most_256_thresholds_are_tried() -> None:
+    scores = torch.arange(600.0).view(-1, 1).double()
+    groups = candidate_events({"inside": scores[::2], "outside": scores[1::2]})
+    wanted = [round(599 * k / 255) for k in range(256)]
+    assert [[event.threshold for event in events] for events, *_ in groups] == [wanted] * 4
 
 
 Counts = tuple[int, int, int, int]
@@ -127,7 +120,7 @@ def test_many_run_bound_is_the_largest_refuted_epsilon(delta: float, confidence:
         return max(0.0, math.log(max(low - delta, 1e-9) / (beta.ppf(1 - tail, j + 1, m - j) if j < m else 1.0)))
 
     for seed in range(4):
-        inside, outside = runs(0.3, 70, seed)
+        inside, outside = (1e8 + one for one in runs(0.3, 70, seed))  # which single precision cannot tell apart
         found = epsilon_lower_bound(inside, outside[:50], delta, confidence=confidence, generator=derive(seed))
         events, counts = slow_counts(inside[:, None], outside[:50, None], seed)
         chosen = counts(1, *max(events, key=lambda event: bound(*counts(0, *event))))
@@ -166,7 +159,7 @@ def test_claim_is_tested_on_the_clearest_event_of_the_other_half(flipped: bool, 
 
 @pytest.mark.parametrize("epsilon", [1.0, 1000.0])
 def test_a_verdict_states_the_shares_that_were_counted_and_allowed(epsilon: float) -> None:
-    assert str(Event("outside", "below", 1.23456, 1, 2)) == "outside scores below 1.235 in column 1"
+    assert str(Event("outside", "below", 1.23456, 0, 2)) == "outside scores below 1.235 in column 0"
     assert str(Event("inside", "at least", 1e-9, 0, 1)) == "inside scores at least 1e-09"
     shown = {True: ("refuted", 0.0625), False: ("not refuted", 0.9)}
     allowed = {1.0: f"{100 * (math.e * 0.25 + 0.0625):.3g}", 1000.0: "100"}[epsilon]

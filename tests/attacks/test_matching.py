@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attacks import align, match, psnr
+from attacks import align, match
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -27,26 +27,20 @@ def test_alignment_by_hand() -> None:
     x = torch.tensor([0.0, 0.0, 1.0, 1.0]).view(1, 1, 2, 2)
     target = torch.tensor([0.2, 0.4, 0.6, 0.8]).view(1, 1, 2, 2)
     torch.testing.assert_close(align(x, target.double()), torch.tensor([0.3, 0.3, 0.7, 0.7]).view(1, 1, 2, 2))
+    half = align(x.half() / 2**13, target)  # of a contrast whose square is 0 in half precision
+    assert (half.dtype, half.flatten().tolist()) == (torch.float16, pytest.approx([0.3, 0.3, 0.7, 0.7], abs=1e-3))
     assert align(1 - x, target).flatten().tolist() == pytest.approx([0.5] * 4)  # a negative is no contrast
     assert align(0 * x, target).flatten().tolist() == pytest.approx([0.5] * 4)
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=SEEDS, contrast=st.floats(0.01, 5), brightness=st.floats(-3, 3))
-def test_brightness_and_contrast_are_aligned(seed: int, contrast: float, brightness: float) -> None:
-    truth = pixels(3, seed)
-    assert torch.allclose(align(contrast * truth + brightness, truth), truth, atol=1e-9)
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=SEEDS)
-def test_fit_is_the_least_squares_one_and_never_worse(seed: int) -> None:
-    truth, guess = pixels(1, seed), pixels(1, seed, "guess")
-    a, b = np.polyfit(guess.flatten().numpy(), truth.flatten().numpy(), 1)
-    fitted = align(guess, truth)
-    wanted = a * guess + b if a > 0 else torch.full_like(truth, float(truth.mean()))
-    assert torch.allclose(fitted, wanted.clamp(0, 1), atol=1e-9)
-    assert float(psnr(fitted, truth)) >= float(psnr(guess, truth)) - 1e-9
+@given(seed=SEEDS, contrast=st.sampled_from([0.01, 1.0, 5.0]))
+def test_fit_of_each_image_is_the_least_squares_one(seed: int, contrast: float) -> None:
+    truth, guess = pixels(3, seed), contrast * pixels(3, seed, "guess") - 1
+    for fitted, x, y in zip(align(guess, truth), guess, truth, strict=True):
+        a, b = np.polyfit(x.flatten().numpy(), y.flatten().numpy(), 1)
+        wanted = a * x + b if a > 0 else torch.full_like(y, float(y.mean()))
+        assert torch.allclose(fitted, wanted.clamp(0, 1), atol=1e-9)
 
 
 @settings(max_examples=30, deadline=None)

@@ -117,7 +117,7 @@ def test_every_canary_is_tested_on_both_teachers_which_have_disjoint_halves_and_
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"canaries": 31}, ValueError, "canaries must be at most 30, got 31"),
+        ({"records": records(61), "canaries": 31}, ValueError, "canaries must be at most 30, got 31"),
         ({"publish": nn.Identity()}, TypeError, "publish must be a function that returns a network, got a Identity"),
         ({"train": nn.Identity()}, TypeError, "train must be a function that returns a network, got a Identity itself"),
         ({"train": lambda known: known}, TypeError, r"train is called as train\(records, seed\)"),
