@@ -44,7 +44,7 @@ class Pictures(torch.utils.data.Dataset[Any]):
 
 def saved(image: Image.Image, suffix: str = ".png", **options: Any) -> Callable[[Path], Path]:
     def write(stem: Path) -> Path:
-        image.save(stem.with_suffix(suffix), **options)
+        image.copy().save(stem.with_suffix(suffix), **options)  # saving leaves traces in an image
         return stem.with_suffix(suffix)
 
     return write
@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "32 bits": (saved(Image.fromarray(GRAY.astype(np.int32)), ".tiff"), "pixels of mode I have no defined range"),
     "floats": (saved(Image.fromarray(GRAY.astype(np.float32)), ".tiff"), "pixels of mode F have no defined range"),
     "animation": (saved(PALETTE, ".gif", save_all=True, append_images=[Image.new("L", (5, 3))]), "it has 2 frames"),
-    "pages": (saved(Image.fromarray(GRAY), ".tiff", save_all=True, append_images=[PALETTE]), "it has 2 frames"),
+    "pages": (saved(Image.fromarray(GRAY), ".tiff", save_all=True, append_images=[PALETTE.copy()]), "it has 2 frames"),
     "transparent gray": (saved(with_alpha(GRAY)), TRANSPARENT),
     "transparent color": (saved(with_alpha(COLOR)), TRANSPARENT),
     "nearly opaque color": (saved(with_alpha(COLOR, OPAQUE - np.eye(3, 5, dtype=np.uint8))), TRANSPARENT),
