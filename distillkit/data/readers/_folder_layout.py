@@ -215,7 +215,7 @@ def _files(folder: Path, problems: Problems) -> list[Path]:
         if links := [name for name in inside if Path(root, name).is_symlink()]:
             warn(f"{root} has links to folders, which are not followed: {', '.join(links)}")
         files += [Path(root, name) for name in names if not name.startswith(".")]
-    if broken := [file for file in sorted(files) if not file.exists()]:
-        names = [f"{folder.name}/{file.relative_to(folder)}" for file in broken]
-        problems.setdefault("missing targets of links; repair or delete them", []).extend(names)
-    return sorted(set(files) - set(broken))
+    files.sort()
+    if broken := [f"{folder.name}/{file.relative_to(folder)}" for file in files if not file.exists()]:
+        problems.setdefault("missing targets of links; repair or delete them", []).extend(broken)
+    return files

@@ -180,7 +180,7 @@ def _list_table(
     parts = ["train"] * len(rows)
     if split is not None and split in known:
         given_parts = _texts(rows[split], "split", problems, names)
-        unknown = [text.lower() not in SPLITS for text in given_parts]
+        unknown = [bool(text) and text.lower() not in SPLITS for text in given_parts]
         _note(problems, f"rows whose split is none of {', '.join(SPLITS)}", given_parts, unknown)
         parts = [SPLITS.get(text.lower(), "train") for text in given_parts]
     indices = {part: [i for i, one in enumerate(parts) if one == part] for part in ("train", "test", "validation")}

@@ -26,7 +26,7 @@ NAMES += [("TRAIN", "test", "Valid")]
 def test_a_folder_with_splits(names: tuple[str, ...], tmp_path: Path) -> None:
     for shift, name in enumerate(names):
         class_folder(tmp_path / "pets" / name, shift=1000 * shift, each=3 - shift)
-    split = load_folder(tmp_path / "pets")
+    split = load_folder(tmp_path / "pets" / names[0] / "..")
     parts = {"train": split.train, "test": split.test, "validation": split.validation}
     for shift, (part, data) in enumerate(parts.items()):
         assert data is not None
@@ -88,15 +88,18 @@ def test_skipped_files_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> None:
-    class_folder(tmp_path / "train")
+    class_folder(tmp_path / "Training")
     class_folder(tmp_path / "test", ("dog",))
     assert load_folder(tmp_path).test.counts().tolist() == [0, 5]
     class_folder(tmp_path / "test", ("cow",))
-    refused(lambda: load_folder(tmp_path), ValueError, "1 classes that the training split does not have: test/cow")
-    words = "1 folders that are not in classes; add or move them: test/cow"
+    class_folder(tmp_path / "val", ("cow",))
+    words = "2 classes that the training split does not have: test/cow, val/cow"
+    refused(lambda: load_folder(tmp_path), ValueError, words)
+    words = "2 folders that are not in classes; add or move them: test/cow, val/cow"
     refused(lambda: load_folder(tmp_path, classes=("cat", "dog")), ValueError, words)
-    (tmp_path / "train" / "cow").mkdir()
-    refused(lambda: load_folder(tmp_path), FileNotFoundError, r"1 missing pictures \(\.png, .*\) in .*: train/cow$")
+    (tmp_path / "Training" / "cow").mkdir()
+    (tmp_path / "Training" / "cow" / "notes.txt").touch()
+    refused(lambda: load_folder(tmp_path), FileNotFoundError, r"1 missing pictures \(\.png, .*\) in .*: Training/cow$")
 
 
 def test_splits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
@@ -116,14 +119,15 @@ def test_an_empty_or_flat_test_is_refused(tmp_path: Path) -> None:
     class_folder(tmp_path / "train")
     (tmp_path / "test").mkdir()
     refused(lambda: load_folder(tmp_path), ValueError, "no pictures; expected test/class/picture.png, or no test at")
-    save(tmp_path / "test" / "a.png", picture(0))
-    refused(lambda: load_folder(tmp_path), ValueError, "test holds 1 pictures but no class folders")
+    for name in ("a.png", "B.PNG", ".c.png"):
+        (tmp_path / "test" / name).touch()
+    refused(lambda: load_folder(tmp_path), ValueError, "test holds 2 pictures but no class folders")
     class_folder(tmp_path / "test")
-    with pytest.warns(UserWarning, match="1 pictures in .*test itself, beside the class folders, are not read"):
+    with pytest.warns(UserWarning, match="2 pictures in .*test itself, beside the class folders, are not read"):
         assert len(load_folder(tmp_path).test) == 10
-    for name in ("x.heic", "y.heic", "z.txt"):
+    for name in ("x.HEIC", "y.heic", "z.txt"):
         (tmp_path / "train/cat" / name).write_bytes(b"x")
-    with pytest.warns(UserWarning, match=r"2 files in .*train are not read, such as x\.heic"):
+    with pytest.warns(UserWarning, match=r"2 files in .*train are not read, such as x\.HEIC"):
         load_folder(tmp_path)
     (tmp_path / "test/dog/9.png").write_bytes(b"x")
     refused(lambda: load_folder(tmp_path), ValueError, r"- 1 pictures that cannot be read: test/dog/9.png \(")
@@ -148,11 +152,10 @@ def test_a_folder_of_several_datasets_is_reported(tmp_path: Path) -> None:
     assert load_domains({"north": str(tmp_path / "sites" / "north")}).classes == ("cat", "dog", "eel")
 
 
-@pytest.mark.parametrize("below", [("images",), ("a", "b")], ids=["one folder", "others in each class"])
-def test_nested_pictures_are_read_without_warning(below: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", [["images"], ["a of {}", "b of {}"], ["a", "b", ""], ["images/a", "images/b"]])
+def test_nested_pictures_are_read_without_warning(below: list[str], tmp_path: Path) -> None:
     for k, (name, inner) in enumerate(product(("cat", "dog"), below)):
-        for i in range(5):
-            save(tmp_path / name / (inner + (name if len(below) > 1 else "")) / f"{i}.png", picture(100 * k + i))
+        class_folder(tmp_path / name, (inner.format(name),), shift=100 * k)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_folder(tmp_path).classes == ("cat", "dog")
@@ -164,10 +167,10 @@ def test_links(tmp_path: Path) -> None:
     (tmp_path / "pets" / "cow").symlink_to(tmp_path / "elsewhere" / "cow")
     (tmp_path / "pets" / "cat" / "9.png").symlink_to(tmp_path / "elsewhere" / "deep" / "0.png")
     assert load_folder(tmp_path / "pets", test_fraction=0.0).train.counts().tolist() == [6, 5, 5]
-    (tmp_path / "pets" / "dog" / "deep").symlink_to(tmp_path / "elsewhere" / "deep")
-    with pytest.warns(UserWarning, match="dog has links to folders, which are not followed: deep"):
-        load_folder(tmp_path / "pets")
     (tmp_path / "pets" / "dog" / "in").mkdir()
+    (tmp_path / "pets" / "dog" / "in" / "deep").symlink_to(tmp_path / "elsewhere" / "deep")
+    with pytest.warns(UserWarning, match="dog/in has links to folders, which are not followed: deep"):
+        load_folder(tmp_path / "pets")
     for place in ("dog/in", "cat"):
         (tmp_path / "pets" / place / "8.png").symlink_to(tmp_path / "gone.png")
     words = r"2 missing targets of links; repair or delete them: cat/8\.png, dog/in/8\.png$"
@@ -177,6 +180,8 @@ def test_links(tmp_path: Path) -> None:
 def test_missing_folders_are_named(tmp_path: Path) -> None:
     refused(lambda: load_folder(tmp_path / "nowhere"), FileNotFoundError, "no folder .*nowhere; expected class/picture")
     refused(lambda: load_folder(tmp_path), FileNotFoundError, "has no sub-folders")
+    (tmp_path / "cat").mkdir()
+    refused(lambda: load_folder(tmp_path), FileNotFoundError, "- 1 missing pictures .* in class folders: .*/cat$")
 
 
 def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
@@ -247,7 +252,9 @@ def test_a_folder_above_the_classes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data" / "pets" / ".0.png").touch()
     words = r"only the class 'pets', whose pictures are in sub-folders \(cat, dog\).*/pets'"
     refused(lambda: load_folder(tmp_path / "data"), ValueError, words)
-    refused(lambda: load_folder(tmp_path), ValueError, r"the class 'data'.*the folder above them: '.*/data/pets'")
+    refused(lambda: load_folder(tmp_path), ValueError, r"the class 'data'.*\(cat, dog\).*above them: '.*/data/pets'")
+    save(class_folder(tmp_path / "deep" / "a" / "b", ("c",)) / "0.png", picture(9))
+    refused(lambda: load_folder(tmp_path / "deep"), ValueError, r"the class 'a'.*\(b\).*above them: '.*/deep/a'")
     class_folder(tmp_path / "split" / "pets" / "train")
     class_folder(tmp_path / "split" / "pets" / "test")
     refused(lambda: load_folder(tmp_path / "split"), ValueError, r"the class 'pets'.*\(test, train\).*/split/pets'")
@@ -266,10 +273,12 @@ def test_layouts_of_competitions_are_refused(tmp_path: Path) -> None:
 
     words = r"train, trainResized beside trainLabels.CSV, z.csv, which .* load_table\('.*/trainLabels.CSV"
     refused(lambda: load_folder(layout("a", ("train", "trainResized"), "z.csv", "trainLabels.CSV")), ValueError, words)
-    with pytest.raises(ValueError, match=r"test_images, train_images, which look like splits, not like classes"):
-        load_folder(layout("b", ("train_images", "test_images")))
-    with pytest.raises(ValueError, match=r"images beside labels\.csv.*sort the pictures into one folder per class"):
-        load_folder(layout("c", ("images",), "labels.csv"))
+    words = "Train_images, test_images, which look like splits, not like classes"
+    refused(lambda: load_folder(layout("b", ("Train_images", "test_images"))), ValueError, words)
+    words = r"images beside labels\.csv.*csv', folder='.*/train/images'\).*sort the pictures into one folder per class"
+    for table in ("labels.csv", "../labels.csv"):
+        where = layout(f"c{len(table)}/train", ("images",), table).parent
+        refused(partial(load_folder, where), ValueError, words)
     refused(lambda: load_folder(layout("d", ("train",))), ValueError, "look like splits")
     for classes in (("bus", "train"), ("testudo", "trainers", "valley"), ("cat", "dog")):
         assert load_folder(layout(f"e{len(classes)}{classes[0]}", classes)).classes == classes
@@ -305,7 +314,7 @@ def arrays(rows: int | None = None, channels: tuple[int, ...] = (), val: bool = 
     found: dict[str, Array] = {}
     for seed, (part, n) in enumerate((("train", 6), ("test", 4), ("val", 2))):
         if part != "val" or val:
-            found[f"{part}_images"] = picture(seed, n, 5, 5, *channels)
+            found[f"{part}_images"] = picture(seed, n, 5, 3, *channels)
             rng = np.random.default_rng(seed)
             labels = rng.integers(0, 2, (n, rows)) if rows else np.arange(n)[:, None] % 3
             found[f"{part}_labels"] = labels.astype(np.uint8)
@@ -324,7 +333,7 @@ def test_npz_of_classes(tmp_path: Path, channels: tuple[int, ...], val: bool) ->
     split = load_npz(write_npz(tmp_path, **found))
     assert split.classes == ("0", "1", "2")
     assert split.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
-    assert split.train.shape == (*(channels or (1,)), 5, 5)
+    assert split.train.shape == (*(channels or (1,)), 5, 3)
     assert np.array_equal(bytes_of(split.test.pixels()).reshape(found["test_images"].shape), found["test_images"])
     assert split.train.normalization == split.test.normalization
     assert split.train.mean == pytest.approx(Normalization.of(split.train.pixels()).mean, abs=1e-6)
@@ -373,11 +382,12 @@ def test_npz_of_floats_flat_labels_and_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["train", "test", "val"])
 def test_equal_images_in_two_parts_or_classes_are_reported(tmp_path: Path, part: str) -> None:
     found = arrays(val=True)
-    for i in range(2):  # a copy in the same class, and one in another class
-        found[f"{part}_images"][-1 - i] = found["train_images"][0]
-        found[f"{part}_labels"][-1 - i] = i + found["train_labels"][0]
+    for i in range(2):  # copies in other classes
+        found[f"{part}_images"][-1 - i] = found["train_images"][1]
+        found[f"{part}_labels"][-1 - i] = 2 * i
     name, total = "validation" if part == "val" else part, len(found[f"{part}_images"])
-    expected = [f"1 of {total} images of {name} are equal to others with another label; give"]
+    count = 2 if part == "train" else 1
+    expected = [f"{count} of {total} images of {name} are equal to others with another label; give"]
     expected += [] if part == "train" else [f"2 of {total} images of {name} are also in train, so the accuracy"]
     write_npz(tmp_path, **found)
     for key in ("train", "test", "val"):
@@ -421,25 +431,27 @@ def rows_of(value: int) -> dict[str, Array]:
             dict.fromkeys(("train_labels", "test_images"), np.zeros(1)),
             "lacks train_images, .*; it holds test_images, t",
         ),
-        (bad("val_images", picture(0, 2, 5, 5)), "lacks val_labels"),
+        (bad("val_images", picture(0, 2, 5, 3)), "lacks val_labels"),
         ({}, "it holds nothing"),
         (bad("train_images", picture(0, 6, 5, 5, 4)), r"train_images must be .*got \[\d, 5, 5, 4\]"),
         (bad("train_images", picture(0, 6, 5, 5, 5, 3)), "train_images must be"),
         (bad("train_images", picture(0, 0, 5, 5)), "train_images must be"),
         (bad("test_images", picture(0, 4, 5, 0)), r"test_images must be .*got \[\d, 5, 0, 1\]"),
-        (bad("test_images", np.zeros((4, 5, 5), np.int64)), "uint8 or float, got int64"),
-        (bad("test_images", np.linspace(0.5, 1.5, 100).reshape(4, 5, 5)), "^test_images must .* got 0.5 to 1.5"),
-        (bad("test_images", np.full((4, 5, 5), np.nan)), r"in \[0, 1\] if float"),
+        (bad("test_images", np.zeros((4, 5, 3), np.int64)), "uint8 or float, got int64"),
+        (bad("test_images", np.linspace(0.5, 1.5, 60).reshape(4, 5, 3)), "^test_images must .* got 0.5 to 1.5"),
+        (bad("test_images", np.full((4, 5, 3), np.nan)), r"in \[0, 1\] if float"),
         (bad("train_labels", np.zeros((5, 1), np.uint8)), r"train_labels must be 6 integers .*uint8 \[5, 1\]"),
         (bad("train_labels", np.zeros(6)), "float64"),
+        (bad("train_labels", np.zeros(6, bool)), "train_labels must be 6 integers .* got bool"),
+        (bad("train_labels", np.array([{}] * 6)), "damaged or not an .npz of plain arrays"),
         (bad("train_labels", np.zeros((6, 2, 2), np.uint8)), "train_labels must be 6 integers"),
-        ({**arrays(val=True), "val_images": np.zeros((2, 5, 5), np.int64)}, "val_images must be uint8 or float"),
+        ({**arrays(val=True), "val_images": np.zeros((2, 5, 3), np.int64)}, "val_images must be uint8 or float"),
         ({**arrays(val=True), "val_labels": np.zeros((3, 1), np.uint8)}, "val_labels must be 2 integers"),
         ({**arrays(val=True), "val_labels": np.zeros((2, 4), np.uint8)}, "labels of different kinds"),
         (bad("train_labels", np.full(6, -1)), "labels must be at least 0"),
         (bad("train_labels", np.zeros((6, 4), np.uint8)), "labels of different kinds"),
         (bad("train_labels", np.array([0, 1, 2, 3, 0, 10**9])), "must be class indices from 0, got 1000000000"),
-        (bad("test_images", np.zeros((4, 5, 5), np.longdouble)), "uint8 or float of at most 64 bits"),
+        (bad("test_images", np.zeros((4, 5, 3), np.longdouble)), "uint8 or float of at most 64 bits"),
         (rows_of(3), r"train_labels \[N, K\] must be rows of 0 and 1, got 0 to 3"),
         (rows_of(-1), r"rows of 0 and 1, got -1 to 0"),
     ],

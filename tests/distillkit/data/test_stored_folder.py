@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Subset
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import _cache as caches
-from distillkit.data import clients, load_folder, load_npz, open_folder, open_npz, partition
+from distillkit.data import clients, load_folder, load_npz, load_table, open_folder, open_npz, partition
 from distillkit.data.readers import _picture_list
 from distillkit.sets import StoredImages, as_set
 from tests.refused import refused
@@ -396,6 +396,8 @@ def test_pictures_that_exceed_memory_are_refused_before_reading(
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
     words = r"12 pictures of \[3, 9, 7\] take 9.07 kB as floats, .* 8.19 kB of memory; use open_folder\(\.\.\.\)"
     refused(lambda: load_folder(pets), ValueError, words)
+    table = {"file": [f"{name}/{i}" for name in ("cat", "dog") for i in range(6)], "label": ["a"] * 12}
+    refused(lambda: load_table(table, folder=pets), ValueError, r"12 pictures .*; use open_table\(\.\.\.\)")
     open_folder(pets, cache=tmp_path)
     with monkeypatch.context() as elsewhere:
         elsewhere.delattr(os, "sysconf")  # where nobody says how much there is, nothing is refused
