@@ -145,15 +145,13 @@ class PrivateRecords:
             from scipy.spatial import cKDTree
 
             projection = torch.randn(shape.numel(), _CODE, generator=derive(0, "codes"), dtype=torch.float32)
-            with torch.autocast("cpu", enabled=False):
-                codes = torch.cat([_scaled(some) @ projection for some in images.detach().cpu().split(512)])
+            codes = torch.cat([_scaled(some) @ projection for some in images.detach().cpu().split(512)])
             self._codes[part] = projection, cKDTree(codes.numpy())
         projection, tree = self._codes[part]
         for some in (some for view in views for some in view.detach().cpu().split(4096)):
             rows = _scaled(some)
             used = rows.norm(dim=1) > 0.5
-            with torch.autocast("cpu", enabled=False):
-                near = tree.query_ball_point((rows[used] @ projection).numpy(), _NEAR)
+            near = tree.query_ball_point((rows[used] @ projection).numpy(), _NEAR)
             for row, found in zip(rows[used], near):
                 if found and float((_scaled(images[found].detach().cpu()) - row).norm(dim=1).min()) < _SAME:
                     return True
