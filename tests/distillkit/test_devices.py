@@ -381,7 +381,7 @@ def test_samplers_give_networks_on_the_device_with_the_values_of_the_cpu(name: s
                 assert all(value.cpu().equal(state[n]) for n, value in network.state_dict().items())
         assert not any(p.requires_grad for p in moved.draw(draws[0]).parameters())
         assert places(sampler.draw(draws[0])) == {False}
-    assert DrawOnDevice(lambda g: places, False, torch.device("cpu"))(draws[0]) is places
+    assert [*DrawOnDevice(lambda g: places, False, torch.device("cpu")).ahead(draws)] == [places] * count
 
 
 def test_unknown_devices_and_mixtures_are_refused_by_name() -> None:
@@ -405,9 +405,9 @@ def test_the_device_of_the_last_condensation_is_recorded() -> None:
         first = random_subset(data(), ipc=2, device=DEVICE)
         networks: Any = {"networks": RandomNetworks(net), "steps": 1, "progress": False}
         again = distribution_matching(data(), init=first, **networks)
-        labelled = soft_labels(first, teacher(), pool=data())
+        labelled = [soft_labels(first, teacher(), pool=data(), device=d) for d in (None, "cpu")]
         passed = on_device()(lambda images, device=None: images)(first)
-        assert [one.info["device"] for one in (again, labelled, passed)] == ["cpu", str(DEVICE), "cpu"]
+        assert [one.info["device"] for one in (again, passed, *labelled)] == ["cpu", "cpu", str(DEVICE), str(DEVICE)]
 
 
 def test_stored_images_are_read_to_the_device(tmp_path: Path) -> None:
@@ -421,7 +421,8 @@ def test_stored_images_are_read_to_the_device(tmp_path: Path) -> None:
         there = stored._on(DEVICE)[torch.arange(4)]
         assert places(there.read()) == places(there.read([0])) == {True}
         assert on_second_device(there.read().labels)
-        assert places(there._take(torch.tensor([1]))) == {True}
+        row = torch.tensor([1]).to(DEVICE)
+        assert places(there._take(row)) == places(there._part(row)) == {True}
         assert accuracy(teacher(), stored, device=DEVICE) == accuracy(teacher(), stored)
 
 
@@ -591,9 +592,9 @@ def test_autocast_is_that_of_the_device_that_computes(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "autocast", lambda kind, *_, **__: nullcontext(kinds.append(kind)))
     monkeypatch.setattr("distillkit._utils.check.device", torch.device)
     call = on_device()(lambda images, precision=None, device=None: None)
-    for device in (None, "meta"):
-        call(torch.zeros(1), precision="bf16", device=device)
-    assert kinds == ["cpu", "meta"]
+    for place, device in (("cpu", None), ("cpu", "meta"), ("meta", None)):
+        call(torch.zeros(1, device=place), precision="bf16", device=device)
+    assert kinds == ["cpu", "meta", "meta"]
 
 
 def test_weights_that_change_during_a_bf16_call_are_used() -> None:

@@ -125,9 +125,9 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"normalization must be a Normalization\(mean, std\), got tuple",
     ),
     "replace of a typo": (
-        lambda: LabeledImages(pixels(), marks()).replace(image=pixels()),
+        lambda: LabeledImages(pixels(), marks()).replace(image=pixels(), size=8),
         TypeError,
-        "replace takes images, labels.*got image",
+        "replace takes images, labels.*got image, size$",
     ),
     "pixels with channels last": (
         lambda: LabeledImages.from_pixels(pixels(c=28, h=28, w=3), marks()),

@@ -45,7 +45,7 @@ from distillkit.privacy.errors import NotCapturable, PrivateInitialization
 from distillkit.rng import as_generator, derive
 from distillkit.robustness import Corruption
 from distillkit.scores import scores
-from distillkit.sets import StoredImages, Tiles, _stored
+from distillkit.sets import StoredImages, Tiles, _stored, as_set
 from distillkit.sets.as_set import open_set
 from distillkit.training import Protocol, accuracy, train
 from tests.refused import refused
@@ -284,6 +284,8 @@ def test_private_condensation_refuses_code_that_holds_stored_records(
 
 
 IN_MEMORY: dict[str, Callable[[StoredImages], Any]] = {
+    "as_set": as_set,  # type: ignore[dict-item]
+    "from_dataset": LabeledImages.from_dataset,
     "image_sgd": partial(image_sgd, size=71, epsilon=1.0, clip=1.0),
     "train_private": lambda data: train_private(factory("none"), data, size=71, epsilon=1.0),
     "separability": separability,
@@ -298,8 +300,8 @@ IN_MEMORY: dict[str, Callable[[StoredImages], Any]] = {
 
 @pytest.mark.parametrize("name", IN_MEMORY)
 def test_what_needs_the_set_in_memory_says_how_to_read_it(name: str, stored: StoredImages) -> None:
-    words = r"the images of .* are in a file: read a part with `data.read\(indices\)`, or all 71 with `data.read\(\)`"
-    refused(lambda: IN_MEMORY[name](stored), TypeError, words)
+    words = r"the images of .* are in a file: read a part with `data.read\(indices\)`, or all 70 with `data.read\(\)`"
+    refused(lambda: IN_MEMORY[name](stored[1:]), TypeError, words)
 
 
 @pytest.mark.filterwarnings("ignore:.*their images are repeated")
@@ -358,7 +360,7 @@ def test_batches_in_any_order_are_read_once(
 
 
 @pytest.mark.parametrize(
-    "given", [{"labels": [0]}, {"num_classes": 9}, {"normalization": Normalization([0.5], [0.5])}], ids=str
+    "given", [{"labels": [0]}, {"num_classes": 9, "normalization": SPACE}, {"normalization": SPACE}], ids=str
 )
 def test_what_a_stored_set_has_must_be_left_out(given: dict[str, Any], stored: StoredImages) -> None:
     words = f"{next(iter(given))} must be left out when real is a StoredImages"
@@ -368,7 +370,7 @@ def test_what_a_stored_set_has_must_be_left_out(given: dict[str, Any], stored: S
 def test_small_sets_are_read_once(
     stored: StoredImages, reads: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert stored.bytes == 4 * 71 * 3 * 10 * 8
+    assert (stored.bytes, stored[1:].bytes) == (4 * 71 * 3 * 10 * 8, 4 * 70 * 3 * 10 * 8)
     monkeypatch.setattr(_stored, "_CACHED", stored.bytes)
     dm(stored)
     assert [len(rows) for rows in reads if rows] == [len(stored)]
@@ -424,7 +426,7 @@ def test_files_are_read_in_pieces_of_any_size(stored: StoredImages, monkeypatch:
         require_equal(stored.read(), wanted)
     file = dataclasses.replace(stored._file, start=stored._file.start + 1)
     short = StoredImages(file, stored._rows, stored.labels, num_classes=CLASSES)
-    refused(short.read, ValueError, "is shorter than it was")
+    refused(short.read, ValueError, f"^{stored.path} is shorter than it was; open its source again$")
 
 
 def test_stored_set_says_what_it_is_and_new_labels_end_its_guarantee(stored: StoredImages) -> None:
@@ -434,6 +436,7 @@ def test_stored_set_says_what_it_is_and_new_labels_end_its_guarantee(stored: Sto
     assert (stored.replace(info={"a": (1,)}).info, stored[[1, 1]].info) == ({"a": [1]}, {"derived": "repeated images"})
     refused(lambda: stored.replace(classes_given="no"), TypeError, "classes_given must be")
     refused(lambda: stored.replace(class_names=["a"]), ValueError, "class_names must be 5 names")
+    refused(lambda: stored.replace(labels=torch.tensor([0])), ValueError, "labels must have one entry per image")
     rows = told.replace(labels=torch.rand(71, 5))
     assert "; rows of 5; " in repr(rows)
     assert (told.info["epsilon"], told[:9].info["epsilon"], rows.info["epsilon"]) == (1.0, 1.0, None)

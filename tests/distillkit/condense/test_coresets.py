@@ -131,10 +131,14 @@ def test_short_missing_and_unbalanced_classes(choose: Chooser, global_rng_untouc
 def test_set_keeps_its_metadata_and_columns(choose: Chooser) -> None:
     images, labels = data([4, 4], (5, 3, 2))
     real = LabeledImages(
-        images, labels, normalization=Normalization((0.5,), (0.2,)), columns={"row": torch.arange(8)}, info={"of": "x"}
+        images,
+        labels,
+        normalization=Normalization((0.5,), (0.2,)),
+        columns={"row": torch.arange(8)},
+        class_names=[*"ab"],
     )
     chosen = choose(real, ipc=2, classes=[1], generator=7)
-    assert (chosen.normalization, chosen.num_classes) == (real.normalization, 2)
+    assert (chosen.normalization, chosen.class_names) == (real.normalization, ("a", "b"))
     assert chosen.labels.tolist() == [1, 1]
     assert torch.equal(chosen.images, images[chosen.columns["row"]])
     assert chosen.info["absent"] == []

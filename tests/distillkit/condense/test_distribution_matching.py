@@ -40,7 +40,8 @@ def data(counts: tuple[int, ...] = (9, 5, 0, 7), dtype: torch.dtype = torch.floa
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     labels = labels[torch.randperm(len(labels), generator=derive(seed, "order"))]
     images = torch.randn(len(labels), *SHAPE, generator=derive(seed), dtype=dtype) + labels.view(-1, 1, 1, 1)
-    return LabeledImages(images, labels, num_classes=len(counts), normalization=Normalization((0.1, 0.2), (0.2, 0.4)))
+    names = [f"class {c}" for c in range(len(counts))]
+    return LabeledImages(images, labels, normalization=Normalization((0.1, 0.2), (0.2, 0.4)), class_names=names)
 
 
 REAL = data(dtype=torch.float64)
@@ -225,7 +226,7 @@ def test_result_equals_sgd_on_the_equation_and_a_resumed_run_to_the_bit(name: st
     torch.testing.assert_close(images, stored, rtol=1e-6, atol=1e-9)
     assert [(step, 4, pytest.approx(loss)) for step, loss in enumerate(losses, 1)] == seen
     assert torch.equal(made.labels, start.labels)
-    assert (made.normalization, made.num_classes) == (REAL.normalization, CLASSES)
+    assert (made.normalization, made.class_names) == (REAL.normalization, REAL.class_names)
     names = {"networks": repr(options["networks"]()), "augment": options.get("augment") and repr(options["augment"])}
     match, ipc = options.get("match", "embedding"), {"given": [2, 1]}.get(name, options["ipc"])
     facts = {**names, "method": "distribution matching", "seed": seed, "steps": 4, "lr": pytest.approx(lr), "ipc": ipc,
@@ -297,15 +298,6 @@ def test_state_of_another_call_is_refused_by_name(name: str, changes: dict[str, 
     if "networks" in changes:
         with pytest.raises(ValueError, match="method='distribution matching' .now 'gradient matching'"):
             gradient_matching(REAL, networks=RandomNetworks(double(convnet)), ipc=2, resume=states[0])
-
-
-def test_guarantee_of_data_or_a_start_ends_with_networks_of_unknown_origin() -> None:
-    private = {"info": {"epsilon": 1.0}}
-    start = OPTIONS["given"]["init"].replace(**private)
-    secret = REAL.replace(**private)
-    for made in (run("DM", secret, init="noise", steps=1), run("given", init=start, steps=1)):
-        assert made.info["epsilon"] is None
-        assert "condensation with networks of unknown origin" in made.info["reason"]
 
 
 def test_callback_that_saves_no_state_costs_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:

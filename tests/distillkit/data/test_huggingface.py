@@ -138,6 +138,7 @@ def test_a_set_comes_back_from_rows(
     assert torch.equal(again.labels, labels)
     assert again.num_classes == 3
     assert again.class_names == (() if soft else names or ("0", "1", "2"))
+    assert rows.column_names == ["image", "label", "class", "logits"]
     assert rows["class"][:] == columns["class"].tolist()
     assert torch.equal(torch.tensor(rows["logits"][:], dtype=torch.float64), columns["logits"])
     assert json.loads(rows.info.description)["info"] == {"a": 1}

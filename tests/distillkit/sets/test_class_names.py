@@ -12,11 +12,9 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset
 
 from distillkit import LabeledImages, plot
-from distillkit.condense import distribution_matching, initial_images, random_subset
 from distillkit.data import load, open_folder, split_by
 from distillkit.evaluate import evaluate
 from distillkit.fingerprint import set_fingerprint
-from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.rng import derive
 from distillkit.sets import as_set
 from distillkit.study import as_split
@@ -105,15 +103,14 @@ def test_the_same_names_in_another_order_are_refused() -> None:
     with pytest.raises(ValueError, match="data and test have no class in common: cat, dog, eel and a, b, c"):
         DATA.require_compatible(strangers, names=("data", "test"))
     DATA.require_compatible(DATA.replace(class_names=()))
-    DATA.require_compatible(DATA.replace(class_names=("a", "dog", "c")))
-    DATA.require_compatible(DATA.replace(class_names=("a", "b", "c")))
+    DATA.require_compatible(DATA.replace(class_names=("a", "dog", "c")), names=("data", "test"))
 
 
 @pytest.mark.parametrize(
     ("names", "refused"),
     [
         (("1", "10", "2"), True),
-        (("class 0", "class 10", "class 2"), True),
+        (("class 2", "class 10", "class 0"), True),
         (("0", "1", "2"), False),
         (("5", "7", "10"), False),
         (("01", "02", "10"), False),
@@ -188,14 +185,6 @@ def test_splits_keep_the_names() -> None:
     assert split_by(whole, "patient", 0.34).classes == NAMES
     renamed = split_by(whole, "patient", 0.34, classes=("a", "b", "c"))
     assert renamed.classes == renamed.train.class_names == ("a", "b", "c")
-
-
-def test_condensed_sets_keep_the_names() -> None:
-    networks = RandomNetworks(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1))
-    matched = distribution_matching(DATA, networks=networks, ipc=1, steps=1, progress=False)
-    chosen = random_subset(DATA, ipc=1, generator=derive(0))
-    for small in (matched, chosen, initial_images(DATA, 1, generator=derive(0))):
-        assert small.class_names == NAMES
 
 
 def test_figures_show_the_names() -> None:

@@ -61,7 +61,7 @@ def test_encoding_places_the_means_of_pixels_where_decoding_finds_them(factor: i
 
 
 def test_files_hold_the_stored_and_messages_the_decoded_images(tmp_path: Path) -> None:
-    data = tiled()
+    data = tiled(3)
     for file in (data.export(tmp_path / "a.npz"), data.save(tmp_path / "a.safetensors")):
         again = LabeledImages.load(file)
         assert isinstance(again, TiledImages)
@@ -84,6 +84,8 @@ def test_other_labels_keep_the_parametrization_and_other_images_lose_it() -> Non
     assert isinstance(soft, TiledImages)
     assert torch.equal(soft.stored, data.stored)
     assert soft.labels is rows
+    halves = LabeledImages(data.stored, torch.tensor([[0.5, 0.5], [0.2, 0.8]]), normalization=HALF)
+    assert torch.equal(TiledImages.wrap(halves, Tiles(2)).labels, halves.labels[[0] * 4 + [1] * 4])
     twice = data.with_stored(2 * data.stored)
     assert torch.equal(twice.stored, 2 * data.stored)
     assert torch.equal(twice.images, 2 * data.images)
@@ -104,8 +106,9 @@ def test_other_labels_keep_the_parametrization_and_other_images_lose_it() -> Non
         (lambda: Tiles(2).decode(torch.zeros(1, 1, 3, 4)), "Tiles.2. needs .*divisible by 2, got 3x4"),
         (lambda: Tiles(2).encode(torch.zeros(4, 1, 4, 5)), "divisible by 2, got 4x5"),
         (lambda: Tiles(2).encode(noise(6)), "multiple of 4, for Tiles.2.; got 6"),
-        (lambda: Tiles.require(2), "parametrize must be a Tiles, such as Tiles.2., or None, got 2"),  # type: ignore[arg-type]
+        (lambda: Tiles.require(0), "parametrize must be a Tiles, such as Tiles.2., or None, got 0"),  # type: ignore[arg-type]
         (lambda: TiledImages(noise(1), torch.zeros(3, dtype=torch.int64), tiles=Tiles(2)), "labels"),
+        (lambda: TiledImages(noise(1) * torch.nan, torch.zeros(4).long(), tiles=Tiles(2)), "^stored must be finite"),
         (lambda: TiledImages(noise(1), torch.zeros(4).long(), tiles=2), "tiles must be a Tiles, such as .*, got 2$"),  # type: ignore[arg-type]
     ],
 )
