@@ -78,6 +78,8 @@ def test_several_attributes_are_rows_and_84_pixels_the_default(tmp_path: Path) -
         ("identity_CelebA.txt", ("000002.jpg", "000001.jpg"), "must hold each picture once"),
         ("identity_CelebA.txt", ("000002.jpg", "000009.jpg"), "CelebA.txt lacks 1 pictures of .*, such as 000002"),
         ("identity_CelebA.txt", ("2880", "2880 5"), "with 1 times a number, got '000001.jpg 2880 5'"),
+        ("identity_CelebA.txt", ("000001.jpg 2880", ""), "with 1 times a number, got ''"),
+        ("list_attr_celeba.txt", ("\n", " "), "attributes must be one of"),
         ("list_attr_celeba.txt", ("-1", "0"), "with 2 times one of 1, -1"),
         (
             "list_eval_partition.txt",
@@ -125,6 +127,7 @@ def test_leaf_assigns_faces_to_people(
     split = load_leaf_celeba(tmp_path, size=(8, 6), normalization=HALF)
     assert split.users == ("7", "12", "99", "2880")
     assert split.classes == ("not Smiling", "Smiling")
+    assert split.test.info == {"dataset": "leaf-celeba", "split": "test"}
     assert [part.columns["user"].tolist() for part in split] == [[3, 1, 2, 2], [3, 0, 2]]
     assert split.train.labels.tolist() == [1, 0, 0, 1]
     stored = bytes_of(split.test.pixels())
@@ -143,7 +146,11 @@ def test_leaf_without_files_or_faces_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"y": [0.0, 2.0]}, {"y": [0.0, 0.5]}, {"y": ["yes", "no"]}, {"x": ["000005.jpg", 2]}, {"x": ["000005.jpg"]}],
+    [
+        *({"y": [0.0, wrong]} for wrong in (2.0, 0.5, "yes", {})),
+        *({"x": wrong} for wrong in (["000005.jpg", 2], ["000005.jpg"], ["000005.jpg"] * 3)),
+        {"z": []},
+    ],
 )
 def test_leafs_files_of_another_layout_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"user '99' must have as many names of pictures x and labels y \(0 or 1\)"):

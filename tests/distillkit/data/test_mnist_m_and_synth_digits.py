@@ -107,6 +107,7 @@ class Evil:
         (torch.zeros(3), "damaged or no pair of tensors"),
         ((torch.zeros(2, 32, 32, 3), torch.zeros(2)), "must hold images uint8"),
         ((torch.zeros(2, 32, 32, 3).byte(), torch.zeros(3)), "must hold images uint8 .* and 3 labels"),
+        ((torch.zeros(2, 32, 32, 3).byte(), torch.zeros(1)), "must hold images uint8 .* and 1 labels"),
         ((torch.zeros(0, 32, 32, 3).byte(), torch.zeros(0)), "must hold colour .* digits 0..9, at least one"),
         ((torch.zeros(2, 32, 32, 1).byte(), torch.zeros(2)), "must hold colour pictures of the digits"),
         ((torch.zeros(2, 32, 32, 3).byte(), torch.tensor([0, -1])), "must hold colour pictures of the digits 0..9"),
