@@ -143,8 +143,8 @@ def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
     torch.save({"weights": X}, tmp_path / "b.pt")
     with pytest.raises(ValueError, match=r"b\.pt holds a dictionary of weights; expected tensors `images`"):
         load_set(tmp_path / "b.pt", normalization=CIFAR)
-    odd: Any = ({"images": X}, {"labels": Y}, {"images": X[0], "labels": Y}, [[1, 2], [X, Y]], [], [1, 2], [X[0], Y], [X, Y, 0.1, 0.2], "text")
-    for content in (*odd, {"data": 3}):
+    odd: Any = ({"images": X}, {"labels": Y}, [[1, 2], [X, Y]], [], [1, 2], [X[0], Y], [X, Y, 0.1, 0.2], "text")
+    for content in (*odd, {"data": 3}, {"images": X[0], "labels": Y}):
         torch.save(content, tmp_path / "c.pt")
         refused(lambda: load_set(tmp_path / "c.pt", normalization=CIFAR), ValueError, r"c\.pt")
     torch.save([X, Y + 0.5], tmp_path / "c.pt")
