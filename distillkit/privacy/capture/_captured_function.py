@@ -379,7 +379,6 @@ class _ForBatches(Transformer):
         """Use place 0 where a grid is not finite, where PyTorch accesses memory outside the image."""
         place = 2 if "backward" in str(node.target) else 1
         grid = self._op(aten.nan_to_num.default, args[place], 0.0, 0.0, 0.0)
-        grid.node.meta["val"] = node.args[place].meta["val"]  # type: ignore[union-attr]
         args = (*args[:place], grid, *args[place + 1 :])
         return self.tracer.create_proxy("call_function", node.target, args, kwargs)
 

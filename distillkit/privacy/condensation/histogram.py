@@ -37,5 +37,5 @@ def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger:
     account = Account.of(ledger)
     account.ledger.assume("private_histogram")
     account.spend("histogram", sigma)
-    counts = torch.bincount(labels, minlength=num_classes).double()
+    counts = torch.bincount(labels, minlength=num_classes)
     return account.secret.add_noise(counts, sigma)

@@ -199,10 +199,7 @@ class OpacusGradients:
         """Return the gradient of one record by autograd."""
         self._hooks.disable_hooks()
         try:
-            loss = self._losses(network, *one).sum()
-            found: Sequence[Tensor | None] = [None] * len(parameters)
-            if loss.requires_grad:
-                found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            found = torch.autograd.grad(self._losses(network, *one).sum(), parameters, allow_unused=True)
         finally:
             self._hooks.enable_hooks()
         return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found)]

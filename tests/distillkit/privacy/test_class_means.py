@@ -77,28 +77,17 @@ def test_vector_at_the_centre_is_zero_and_none_is_too_long() -> None:
 
 
 @pytest.mark.parametrize("value", [1e308, math.inf, math.nan, -1e200])
-@pytest.mark.parametrize("clip", [None, 0.7])
+@pytest.mark.parametrize("clip", [None, 0.7, math.inf])
 def test_overflowing_embedding_adds_nothing(value: float, clip: float | None, toy_set: LabeledImages) -> None:
     """Neither an embedding with infinities or NaN nor one whose length overflows; other records count nevertheless."""
-    flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3)).double()
-    embedders = PublicEmbedders(FixedNetwork(build(lambda: flat, 0)), 1, like=toy_set, clip=clip)
-    wanted = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=3)
-    for place in (0, 7, 12):
-        added = torch.full((1, 1, 4, 4), value, dtype=torch.float64)
-        images = torch.cat([toy_set.images[:place], added, toy_set.images[place:]])
-        labels = torch.cat([toy_set.labels[:place], torch.tensor([0]), toy_set.labels[place:]])
-        torch.testing.assert_close(class_sums(images, labels, embedders, num_classes=3), wanted)
-
-
-def test_embedding_with_one_infinite_number_adds_nothing_without_a_clip(toy_set: LabeledImages) -> None:
     net = split(nn.Sequential(nn.Flatten(), nn.Linear(16, 2))).double()  # the embedding is the image itself
-    embedders = PublicEmbedders(FixedNetwork(net), 1, like=toy_set, centers=0, clip=math.inf)
-    images = toy_set.images.clone()
-    images[4, 0, 1, 2] = math.inf
-    found = class_sums(images, toy_set.labels, embedders, num_classes=3)[0]
-    for c in range(3):
-        rows = [i for i in range(12) if toy_set.labels[i] == c and i != 4]
-        torch.testing.assert_close(found[c], toy_set.images[rows].flatten(1).sum(0))
+    embedders = PublicEmbedders(FixedNetwork(net), 1, like=toy_set, centers=0, clip=clip)
+    images, others = toy_set.images.clone(), torch.arange(12) != 4
+    images[4, 0, 1, 2] = value if clip != math.inf else value * math.inf  # no length is computed
+    wanted = class_sums(images[others], toy_set.labels[others], embedders, num_classes=3)
+    assert torch.equal(class_sums(images, toy_set.labels, embedders, num_classes=3), wanted)
+    vectors = toy_set.images[::3].flatten(1) if clip == math.inf else embedders[0](toy_set.images[::3])
+    torch.testing.assert_close(wanted[0, 0], vectors.sum(0), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -111,9 +100,11 @@ def test_sums_are_exact_and_no_vector_exceeds_the_clip(clip: float | None, scale
     labels, like = torch.arange(12) % 3, LabeledImages(torch.zeros(1, 1, 4, 4, dtype=dtype), torch.zeros(1).long())
     embedders = PublicEmbedders(FixedNetwork(net), 1, like=like, clip=clip, centers=0)
     assert embedders[0].sensitivity == embedders.sensitivity == (clip or 1.0)
+    unit = 2.0 ** (math.floor(math.log2(embedders.sensitivity)) - 40)
     for image in images:
         (alone,) = class_sums(image[None], labels[:1], embedders, num_classes=1)[0].tolist()
         assert sum(Fraction(v) ** 2 for v in alone) <= Fraction(embedders.sensitivity) ** 2
+        assert all((v / unit).is_integer() for v in alone)
         length = math.hypot(*image.flatten().tolist())
         factor = 1 / max(length, 1e-12) if clip is None else min(1.0, clip / max(length, clip))
         wanted = [v * factor if length < math.inf else 0.0 for v in image.flatten().tolist()]
@@ -185,7 +176,7 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     refused(lambda: condensed(toy_set, toy_network, init=other), ValueError, "normalization")
     refused(lambda: condensed(toy_set, toy_network, ledger=Ledger(delta=1e-4)), ValueError, "delta must equal the")
     embedders = embedders_of(toy_set, toy_network)
-    for shape in ([2, 3, 16], [3, 0, 16], [3, 3, 15], [3, 48]):
+    for shape in ([2, 3, 16], [3, 0, 16], [3, 3, 15], [3, 48], [3, 3, 16, 1]):
         words = rf"targets must be \[3 embedders, classes, F=16\], got \{shape}"
         refused(lambda s=shape: fit_to_means(start.images, embedders, torch.zeros(s)), ValueError, words)
     whole = torch.zeros(3, 3, 16).long()
@@ -200,6 +191,9 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     single = embedders_of(toy_set.to(dtype=torch.float32), lambda: toy_network().float(), 5)
     far = partial(fit_to_means, start.images.float(), single, targets.float() + 1e30, lr=1e37)
     refused(far, FloatingPointError, "the optimization diverged; lower lr")
+    for option, value in (("lr", 0.0), ("momentum", 1.0), ("steps", -1)):
+        call = partial(fit_to_means, start.images, embedders, targets, **{option: value})
+        refused(call, (TypeError, ValueError), f"^{option} must")
     for count in (0, len(start) - 1):
         with pytest.raises(ValueError, match=f"start must hold ipc images for each of 3 classes, got {count} images"):
             fit_to_means(start.images[:count], embedders, targets)

@@ -347,12 +347,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
         PrivacyError, r"layer\.weight",
     ),
     "half": (
-        lambda: flat(Layer(lambda m, x: x.half().float())), PrivacyError,
+        lambda: nn.Sequential(Layer(lambda m, x: x.half().float()), flat()), PrivacyError,
         "^a value that Sequential or its loss computes is torch.float16",
     ),
     "recurrent": (
         lambda: Layer(recurrent, frozen=lstm(4, 4).requires_grad_(False), first=lstm(4, 6), second=lstm(6, 6),
-                      out=nn.Linear(6, 3)),
+                      out=nn.Linear(6, 3), norm=nn.InstanceNorm1d(6, affine=True)),
         NotCapturable, r"^Opacus does not support first \(LSTM\), second \(LSTM\): We .*\. Freeze",
     ),
 }  # fmt: skip
@@ -376,10 +376,10 @@ def test_networks_that_opacus_cannot_train_are_refused_before_the_charge(kind: s
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items() if key != "2.latest")
 
 
-def rooted(below: float, *, mixes: bool = False) -> nn.Module:
+def rooted(below: float, *, mixes: bool = False, outputs: int = 3) -> nn.Module:
     """Return a network that takes the square root of pixels, and may mix the records of a batch."""
     roots = lambda x: (x.flatten(1) - below).sqrt()  # noqa: E731
-    return Layer(lambda m, x: m.linear(roots(x) + mixes * roots(x).mean(0)), linear=nn.Linear(20, 3))
+    return Layer(lambda m, x: m.linear(roots(x) + mixes * roots(x).mean(0)), linear=nn.Linear(20, outputs))
 
 
 @pytest.mark.parametrize("kind", OPACUS)
@@ -395,7 +395,7 @@ def test_network_for_pixels_is_compared_on_pixels(kind: str) -> None:
     with pytest.raises(BatchStatistics, match="mixes the records"):  # of two classes
         clipped_gradients(kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 2)), spread, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
-        clipped_gradients(kind, rooted(0.5), losses, like)
+        clipped_gradients(kind, rooted(0.5, outputs=1), losses, like)
     steep = Layer(
         lambda m, x: m.linear(x.flatten(1)) + 0 * m.zero(x.flatten(1)).sqrt(),
         linear=nn.Linear(20, 3),
@@ -407,12 +407,22 @@ def test_network_for_pixels_is_compared_on_pixels(kind: str) -> None:
         clipped_gradients(kind, steep, losses, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
         clipped_gradients(kind, rooted(0.0), lambda n, x, y: losses(n, x, y) / (1 - y), like)
-    with pytest.raises(NotSeparable, match=r"one value for each example \[n\], got shape \[\]$"):
-        clipped_gradients(kind, rooted(0.0), lambda n, x, y: losses(n, x, y).sum(), like)
+    for reduced, shape in ((lambda rows: rows.sum(), r"\[\]"), (lambda rows: rows[:, None], r"\[3, 1\]")):
+        wrong = lambda n, x, y, f=reduced: f(losses(n, x, y))  # noqa: E731
+        with pytest.raises(NotSeparable, match=rf"one value for each example \[n\], got shape {shape}$"):
+            clipped_gradients(kind, rooted(0.0), wrong, like)
     with pytest.raises(NotCapturable, match=r"on 3 records of noise \(IndexError: Target 9 is out of bounds\.\)\. Use"):
         clipped_gradients(
             kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 1)), lambda n, x, y: losses(n, x, y + 9), like
         )
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+def test_parameters_are_plain_tensors(kind: str) -> None:
+    network, like = flat(), (torch.rand(2, 1, 4, 5), torch.tensor([0, 1]))
+    network[1].bias = nn.Parameter(torch.zeros(6).as_subclass(type("Own", (Tensor,), {})))  # type: ignore[index]
+    with pytest.raises(NotCapturable, match="^the network Sequential: a Own is not a plain tensor"):
+        clipped_gradients(kind, network, losses, like)
 
 
 @pytest.mark.parametrize(("kind", "part"), [("opacus", "_rows"), ("opacus-ghost", "_norms")])

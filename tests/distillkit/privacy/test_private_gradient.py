@@ -102,10 +102,11 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
             kept = [0, 1, 4]
             first, second = rows[:, :6].clone().view(5, 2, 3), rows[:, 6:].double()
             first[2, 1, 1], second[3, 0] = math.nan, math.inf
-            gradient.add([first, second])
+            gradient.add([first.requires_grad_(), second])
             wanted += sum(row * min(1.0, 0.8 / float(row.norm())) for row in rows[kept].double())
-            gradient.add_clipped([torch.ones(2, 3), torch.full((4,), 2.0)])
+            gradient.add_clipped([torch.ones(2, 3), torch.full((4,), 2.0, requires_grad=True)])
             wanted += torch.tensor([1.0] * 6 + [2.0] * 4)
+        assert not any(total.requires_grad for total in gradient._sums)
         taken = gradient.take()
         assert [(part.shape, part.dtype) for part in taken] == [(p.shape, p.dtype) for p in parameters]
         torch.testing.assert_close(torch.cat([part.double().flatten() for part in taken]), wanted / 2.5)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from distillkit.augment import DSA
 from distillkit.networks import build
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.normalization import Normalization
@@ -87,6 +88,7 @@ def test_condensation_equals_its_reference(
 ) -> None:
     """The releases of each pass, what they are divided by and fitted from, their charges, and the result's `info`."""
     options = {"epsilon": 8.0, "clip": None, "match": None, "parametrize": None, "size": None} | CASES[case]
+    augment = DSA("flip_crop") if case == "trained" else None
     passes, count, ipc, size = options["passes"], options["num_networks"], options["ipc"], options["size"]
     tiles, account = options["parametrize"] or Tiles(1), Account(Ledger(), client="c", round=2, secret=Secret(4))
     classes, match = torch.arange(4).repeat_interleave(ipc * tiles.count), options["match"] or "embedding"
@@ -115,7 +117,7 @@ def test_condensation_equals_its_reference(
             if passes.train is not None:
                 released = skewed.replace(images=shown, labels=classes, columns={}, info={})
                 sampler = TrainedNetworks(oblong_network, released, passes.train, redraw=doubled, progress=False)
-        how = {"like": skewed, "seed": own, "clip": options["clip"], "match": match} | given
+        how = {"like": skewed, "seed": own, "clip": options["clip"], "match": match, "augment": augment} | given
         embedders = PublicEmbedders(sampler, networks, **how)
         sums = class_sums(*skewed, embedders, num_classes=4)
         sigma = sigma_of(part, networks)
@@ -125,7 +127,8 @@ def test_condensation_equals_its_reference(
         images = fit_to_means(images, embedders, noised / size_of.view(1, 4, 1), **how)
 
     ledger = Ledger()
-    networks = EmbeddingNetworks(RandomNetworks(oblong_network, doubled), match=options.pop("match"), chunk=3)
+    sampler, match = RandomNetworks(oblong_network, doubled), options.pop("match")
+    networks = EmbeddingNetworks(sampler, match=match, augment=augment, chunk=3)
     found = condense_private(
         skewed, networks=networks, steps=5, generator=3, progress=False,
         ledger=Account(ledger, client="c", round=2, secret=Secret(4)), **options,
@@ -137,8 +140,8 @@ def test_condensation_equals_its_reference(
     wanted = account.guarantee().info() | {
         "method": "class_means", "derived": "class_means", "size": size if isinstance(size, int) else None,
         "sigma": pytest.approx(sigma, rel=1e-9), "draws": count, "first_share": passes.first_share,
-        "passes": passes.count, "trained": passes.train is not None, "match": match, "ipc": ipc, "init": "noise",
-        "steps": 5, "device": "cpu",
+        "passes": passes.count, "trained": passes.train is not None, "match": match or "embedding", "ipc": ipc,
+        "init": "noise", "steps": 5, "device": "cpu",
     }  # fmt: skip
     wanted |= {} if options["parametrize"] is None else {"parametrize": "Tiles(factor=2)", "ipc_decoded": ipc * 4}
     wanted["nominal_epsilon"] = pytest.approx(8.0, rel=1e-9) if budget else None
@@ -171,23 +174,26 @@ def clipped(rows: list[Tensor], clip: float) -> Tensor:
     return torch.stack([row * min(1.0, clip / float(row.norm())) for row in rows]).sum(0) if rows else torch.tensor(0.0)
 
 
-@pytest.mark.parametrize(("clip", "sigma", "rate"), [(0.4, 1.5, 0.6), (math.inf, 0.0, 1.0), (None, 0.7, 0.3)])
+@pytest.mark.parametrize(("clip", "sigma", "rate"), [(0.4, 1.5, 0.6), (math.inf, 0.0, 1.0), (None, None, 0.3)])
 @pytest.mark.parametrize("records", [7, 0])
 def test_steps_on_images_equal_their_reference(
-    clip: float | None, sigma: float, rate: float, records: int, skewed: LabeledImages, oblong_network: Factory
+    clip: float | None, sigma: float | None, rate: float, records: int, skewed: LabeledImages, oblong_network: Factory
 ) -> None:
     """FedDM's gradient of each drawn record by autograd, clipped, summed and noised; then SGD with momentum."""
-    data, size, secret, seed = skewed[:records], 9, Secret(4), int(torch.randint(2**62, (), generator=derive(0)))
+    data, size, secret, seed = skewed[:records], 5, Secret(4), int(torch.randint(2**62, (), generator=derive(0)))
+    budget, augment = {"epsilon": 3.0} if sigma is None else {"sigma": sigma}, DSA("flip_scale") if rate < 1 else None
+    sigma = plan_noise(3.0, 1e-4, count=4, rate=rate).sigma if sigma is None else sigma
     images = torch.randn(4, 2, 1, 4, 6, generator=derive(seed, "start"), dtype=torch.float64)
     velocity, wanted = torch.zeros_like(images), []
 
     def gradients(step: int, real: Tensor, labels: Tensor) -> list[Tensor]:
-        network = RandomNetworks(oblong_network).draw(derive(seed, "network", step))
-        rows = []
+        network, rows = RandomNetworks(oblong_network).draw(derive(seed, "network", step)), []
+        shown = lambda x: augment(x, derive(seed, "augment", step), siamese=True) if augment else x  # noqa: E731
         for image, label in zip(real, labels):
             leaf = images.clone().requires_grad_()
             one, own = (
-                (network.features(x), network.classifier(network.features(x))) for x in (image[None], leaf[label])
+                (network.features(x), network.classifier(network.features(x)))
+                for x in (shown(image[None]), shown(leaf[label]))
             )
             loss = sum((a[0] - b.mean(0)).square().sum() for a, b in zip(one, own))
             rows.append(torch.autograd.grad(loss, leaf)[0])
@@ -203,7 +209,7 @@ def test_steps_on_images_equal_their_reference(
         velocity = 0.3 * velocity + wanted[-1]
         images = images - 0.2 * velocity
     seen: list[Tensor] = []
-    ledger, own = Ledger(), Secret(4)
+    ledger, own = Ledger(delta=1e-4), Secret(4)
 
     def look(step: int, gradient: Tensor) -> None:
         assert step == len(seen)
@@ -211,8 +217,9 @@ def test_steps_on_images_equal_their_reference(
         gradient.zero_()  # a copy
 
     found = image_sgd(
-        data, size=size, sigma=sigma, clip=clip, rate=rate, steps=4, ipc=2, lr=0.2, momentum=0.3, callback=look,
-        networks=EmbeddingNetworks(RandomNetworks(oblong_network), chunk=2), progress=False,
+        data, size=size, **budget, delta=1e-4, clip=clip, rate=rate, steps=4, ipc=2, lr=0.2, momentum=0.3,
+        networks=EmbeddingNetworks(RandomNetworks(oblong_network), augment=augment, chunk=2), progress=False,
+        callback=look,
         ledger=Account(ledger, client=2, round=1, secret=own),
     )  # fmt: skip
     scale = 1e-5 * max(float(g.abs().max()) for g in wanted)
@@ -246,8 +253,9 @@ def test_training_equals_its_reference(
     def factory() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 4)).double()
 
-    sigma = 0.0 if epsilon is None else plan_noise(epsilon, 1e-5, count=5, rate=rate).sigma
-    model, reference, secret, size = build(factory, 0), build(factory, 0), Secret(5), 9
+    sigma = 0.0 if epsilon is None else plan_noise(epsilon, 1e-4, count=5, rate=rate).sigma
+    losses = partial(F.cross_entropy, reduction="none", label_smoothing=0.1 if epsilon else 0.0)
+    model, reference, secret, size = build(factory, 0), build(factory, 0), Secret(5), 5
     reference[3].bias.requires_grad_(False)  # type: ignore[index]
     model[3].bias.requires_grad_(False)  # type: ignore[index]
     parameters = [p for p in reference.parameters() if p.requires_grad]
@@ -255,16 +263,17 @@ def test_training_equals_its_reference(
     for _ in range(5):
         drawn, rows = secret.poisson(len(data), rate), []
         for image, label in zip(data.images[drawn], data.labels[drawn]):
-            loss = F.cross_entropy(reference(image[None]), label[None])
+            loss = losses(reference(image[None]), label[None])
             rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
         total = clipped(rows, clip) + torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
         step = secret.add_noise(total, sigma * clip if sigma else 0.0) / (rate * size)
         for p, part in zip(parameters, step.split([p.numel() for p in parameters])):
             p.data -= 0.2 * part.view_as(p)
-    ledger = Ledger()
+    ledger = Ledger(delta=1e-4)
     train_private(
-        model, *((data,) if records else data), size=size, epsilon=epsilon, sigma=None if epsilon else 0.0, clip=clip,
-        rate=rate, steps=5, lr=0.2, chunk=chunk, gradients=gradients, progress=False,
+        model, *((data,) if records else data), size=size, epsilon=epsilon, sigma=None if epsilon else 0.0, delta=1e-4,
+        clip=clip, rate=rate, steps=5, lr=0.2, chunk=chunk, gradients=gradients, progress=False,
+        loss=losses if epsilon else None,
         optimizer=(lambda p: torch.optim.SGD(p[::-1], lr=0.2)) if epsilon else None,
         ledger=Account(ledger, client=1, round=3, secret=Secret(5)),
     )  # fmt: skip

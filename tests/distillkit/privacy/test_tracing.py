@@ -140,8 +140,9 @@ def test_what_cannot_be_captured_is_refused_with_its_line(name: str, global_rng_
     try:
         np.random.set_state(cached)  # noqa: NPY002
         python = random.getstate()
+        shared = nn.Parameter(torch.zeros(4)), torch.ones(4), torch.zeros(4), torch.ones(2).half()
         with pytest.raises(PrivacyError) as caught:
-            captured(function, torch.zeros(4), torch.ones(4), torch.zeros(4), torch.ones(2).half(), modules=[HELD])
+            captured(function, *shared, modules=[HELD])
         assert random.getstate() == python
         np.testing.assert_equal(np.random.get_state(legacy=False), cached)  # noqa: NPY002
     finally:
@@ -205,7 +206,7 @@ def half_filled(given: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 MAKES: list[Function] = [
-    half_filled, lambda s, x: x + torch.empty_like(x), lambda s, x: x + x.new_empty(4),
+    half_filled, lambda s, x: x + torch.empty_like(x), lambda s, x: x + x.new_empty(2, 4)[1],
     lambda s, x: x[torch.empty(4, dtype=torch.int64)],
 ]  # fmt: skip
 
@@ -255,7 +256,8 @@ class Shared(nn.Module):
         self.register_buffer("shift", torch.ones(4))
         self.register_buffer("scale", torch.full((4,), 2.0), persistent=False)
         self.items, self.queue, self.table, self.unique = [1], deque([1], maxlen=3), {"a": 1}, {1}
-        self.last, self.pair, self.count = None, (1,), 0
+        self.last, self.pair, self.count, self.loop = None, (1,), 0, [1]
+        self.loop.append(self.loop)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x) + self.shift) * self.scale
@@ -277,7 +279,7 @@ STORED: dict[str, Callable[[Any, Tensor], Any]] = {
     "queue": lambda n, x: n.queue.appendleft(x),
     "table": lambda n, x: n.table.update(b=x),
     "unique": lambda n, x: n.unique.add(x),
-    "last": lambda n, x: setattr(n, "last", x),
+    "last": lambda n, x: setattr(n, "last", [x]),
     "pair": lambda n, x: setattr(n, "pair", (1, x)),
     "frozen": lambda n, x: setattr(n, "frozen", frozenset([x])),
     "fresh": lambda n, x: setattr(n, "fresh", x.detach()),
@@ -320,6 +322,7 @@ def test_what_a_module_holds_beside_its_state_is_listed() -> None:
         {things[3]},
     )
     network.pair, network.last, network.second.inner, network.plain = (things[4],), things[5], things[6], torch.zeros(2)
+    network.rnn = nn.LSTM(2, 2)  # whose list of weights is part of its state
     held = held_beside_state(network)
     wanted = [
         *things,
@@ -351,24 +354,24 @@ def test_records_are_evaluated_one_by_one_where_a_batch_fails_or_differs(
 ) -> None:
     """A record for which an operator fails has rows of zeros, and does not change a bit of the others."""
     real, weights = torch.func.vmap, torch.rand(4, 300)
-    places = torch.tensor([[0.0, 1, 2, 3], [5, 0, 0, 0], [3, 3, 1, 0]])
+    places = torch.tensor([[5, 0, 0, 0], [0.0, 1, 2, 3], [3, 3, 1, 0], [1, 2, 3, 0], [2, 2, 2, 2]])
 
-    def looked_up(given: Sequence[Tensor], x: Tensor) -> Tensor:
+    def looked_up(given: Sequence[Tensor], x: Tensor) -> list[Tensor]:
         table = (given[0] + 0 * x)[:, None]  # of each record, behind which another record's may lie
-        return (F.embedding(x.long(), table).flatten() + torch.rand(4)) @ given[1]
+        return [0 * x, (F.embedding(x.long(), table).flatten() + torch.rand(4)) @ given[1]]
 
     with monkeypatch.context() as patched:
         scaled = lambda call, places: lambda *given: [factor * row for row in real(call, places)(*given)]  # noqa: E731
         patched.setattr(torch.func, "vmap", scaled)
-        found = captured(looked_up, torch.rand(4), weights)
+        found = capture(looked_up, [torch.rand(4), weights], [places], function_name="it")
+        assert captured(lambda s, x: x).batched == batched  # of noise, whose zeros would not differ
     assert found.batched == batched
     given = [torch.tensor([5.0, 6, 7, 8]), weights]
-    (column,), (usual,) = (found(given, p, generator=derive(2)) for p in (places, places.clamp(max=3)))
-    wanted = (torch.tensor([[5.0, 6, 7, 8], [0] * 4, [8, 8, 6, 5]]) + torch.rand(3, 4, generator=derive(2))) @ weights
-    torch.testing.assert_close(column[[0, 2]], wanted[[0, 2]])
-    assert torch.equal(column[[0, 2]], usual[[0, 2]])
-    assert usual[1].all()
-    assert not column[1].any()
+    (_, column), (_, usual) = (found(given, p, generator=derive(2)) for p in (places, places.clamp(max=3)))
+    wanted = (given[0][places.clamp(max=3).long()] + torch.rand(5, 4, generator=derive(2))) @ weights
+    torch.testing.assert_close(usual, wanted)
+    assert torch.equal(column[1:], usual[1:])
+    assert not column[0].any()
 
 
 def test_a_function_must_work_for_some_record_of_noise() -> None:
@@ -388,13 +391,14 @@ def test_a_function_must_work_for_some_record_of_noise() -> None:
 
 
 def test_lack_of_memory_is_an_error_and_results_share_no_memory() -> None:
-    weight, rows = torch.ones(4), torch.zeros(3, 4)
+    weight, rows = torch.ones(4), torch.zeros(3, 4, requires_grad=True)
     found = capture(lambda given, x: [given[0], x.double() + 1], [weight], [rows], function_name="it")
-    assert [(t.shape, t.dtype) for t in found([weight], rows[:0])] == [
-        ((0, 4), t) for t in (weight.dtype, torch.float64)
-    ]
+    kinds = [(t.shape, t.dtype) for t in found([weight], rows[:0])]
+    assert kinds == [((0, 4), torch.float32), ((0, 4), torch.float64)]
     assert all(a is not b for a, b in zip(found([weight], rows[:0]), found._outputs))
-    assert found([weight], rows)[0].untyped_storage().data_ptr() != weight.untyped_storage().data_ptr()
+    first, second = found([weight], rows)
+    assert first.untyped_storage().data_ptr() != weight.untyped_storage().data_ptr()
+    assert not second.requires_grad
 
     def full(*given: Tensor) -> Any:
         raise torch.OutOfMemoryError("no memory")
@@ -449,8 +453,8 @@ def test_copies_of_records_are_found_wherever_they_are(place: str) -> None:
 Law = Callable[[int, torch.Generator], Tensor]
 
 
-def coin(count: int, generator: torch.Generator, rate: float) -> Tensor:
-    return (torch.rand(count, 40, generator=generator) < rate).float()
+def coin(count: int, generator: torch.Generator, rate: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.rand(count, 40, generator=generator, dtype=dtype) < rate).to(dtype)
 
 
 DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], Law]] = {
@@ -466,7 +470,9 @@ DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], Law]] = {
     "randn_like": (lambda x: torch.randn_like(x), lambda n, g: torch.randn(n, 40, generator=g)),
     "normal_": (lambda x: torch.empty_like(x).normal_(1, 2), lambda n, g: 1 + 2 * torch.randn(n, 40, generator=g)),
     "normal_ by name": (lambda x: x.clone().normal_(std=0.5), lambda n, g: 0.5 * torch.randn(n, 40, generator=g)),
-    "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), lambda n, g: coin(n, g, 0.3)),
+    "bernoulli": (
+        lambda x: torch.bernoulli(torch.full_like(x, 0.3).double()), lambda n, g: coin(n, g, 0.3, torch.float64),
+    ),
     "bernoulli_": (lambda x: torch.empty_like(x).bernoulli_(0.4), lambda n, g: coin(n, g, 0.4)),
     "bernoulli of one rate": (lambda x: torch.bernoulli(x, 0.4), lambda n, g: coin(n, g, 0.4)),
     "dropout": (lambda x: F.dropout(x + 0.6, 0.4), lambda n, g: coin(n, g, 0.6)),

@@ -27,7 +27,7 @@ def test_draw_is_the_network_that_the_set_trains(
         next(network.parameters()).mul_(0.5)
 
     networks = TrainedNetworks(toy_network, toy_set, SHORT, redraw=halved)
-    assert repr(networks) == "TrainedNetworks(on 12 images, 2 epochs)"
+    assert (repr(networks), networks.fixed) == ("TrainedNetworks(on 12 images, 2 epochs)", False)
     drawn = networks.draw(derive(0, 1))
     generator = derive(0, 1)
     expected = split(train(build(toy_network, generator, halved), toy_set, SHORT, generator=generator))
