@@ -18,7 +18,7 @@ from distillkit.generate.invert import invert
 from distillkit.networks import build
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
-from distillkit.sets import TiledImages, Tiles
+from distillkit.sets import LabeledImages, TiledImages, Tiles
 from tests.refused import refused
 
 SHAPE = (3, 8, 6)
@@ -45,6 +45,14 @@ def net(seed: int, **options: Any) -> nn.Module:
 
 TEACHER, STUDENT = net(0), net(1)
 TARGETS = torch.tensor([0, 3, 1, 1, 2])
+
+
+def inverted(**options: Any) -> LabeledImages:
+    return invert(**{"teacher": TEACHER, "targets": TARGETS, "shape": SHAPE, **options})
+
+
+def latent(length: int, width: int) -> LatentDecoder:
+    return LatentDecoder(lambda: SmallDecoder(SHAPE, length, width), length)
 
 
 def by_hand(start: Tensor, target: Tensor, steps: int, lr: float, jensen_shannon: bool) -> tuple[Tensor, float, int]:
@@ -81,11 +89,8 @@ def test_adam_on_the_formula_and_the_best_iterate_of_each_image(divergence: Any)
     wanted = [by_hand(x, y, steps, lr, divergence == "jensen_shannon") for x, y in zip(start, TARGETS, strict=True)]
     weights = {"cross_entropy": 2.0, "disagreement": 0.5, "total_variation": 0.003, "image_l2": 0.1}
     teacher, student = net(0).double(), net(1).double()
-    made = invert(
-        *(teacher, TARGETS),
-        **{"shape": SHAPE, "student": student, "steps": steps, "lr": lr, "divergence": divergence, "generator": 2},
-        **weights,
-    )
+    options = {"teacher": teacher, "student": student, "steps": steps, "lr": lr, "divergence": divergence}
+    made = inverted(**options, generator=2, **weights)
     assert made.images.dtype == torch.float64
     assert torch.allclose(made.images, torch.stack([w[0] for w in wanted]), atol=1e-9)
     assert made.info["loss"] == pytest.approx(sum(w[1] for w in wanted) / 5)
@@ -95,17 +100,15 @@ def test_adam_on_the_formula_and_the_best_iterate_of_each_image(divergence: Any)
 
 def test_the_best_images_are_copies_and_their_logits_are_the_teachers() -> None:
     """Released code returns the last images with the logits of others."""
-    made = invert(TEACHER, TARGETS, shape=SHAPE, student=STUDENT, steps=15, lr=0.5)
+    made = inverted(student=STUDENT, steps=15, lr=0.5)
     assert torch.allclose(made.columns["logits"], TEACHER.eval()(made.images), atol=1e-5)
-    longer = [invert(TEACHER, TARGETS, shape=SHAPE, student=STUDENT, steps=s, lr=0.5).info["loss"] for s in range(6)]
+    longer = [inverted(student=STUDENT, steps=s, lr=0.5).info["loss"] for s in range(6)]
     assert longer == sorted(longer, reverse=True), "more steps never lose a better image"
 
 
 @given(st.integers(1, 5))
 def test_the_batch_size_does_not_change_the_result(batch: int) -> None:
-    options: dict[str, Any] = {"shape": SHAPE, "student": STUDENT, "steps": 4, "total_variation": 0.01}
-    whole = invert(TEACHER, TARGETS, batch=5, **options)
-    parts = invert(TEACHER, TARGETS, batch=batch, **options)
+    whole, parts = (inverted(student=STUDENT, steps=4, total_variation=0.01, batch=b) for b in (5, batch))
     assert torch.allclose(whole.images, parts.images, atol=1e-5)
     assert parts.info["loss"] == pytest.approx(whole.info["loss"], rel=1e-5)
 
@@ -113,8 +116,8 @@ def test_the_batch_size_does_not_change_the_result(batch: int) -> None:
 def test_equal_seeds_give_equal_bits_and_a_generator_is_advanced(global_rng_untouched: None) -> None:
     generator = as_generator(5)
     runs = [
-        invert(TEACHER, TARGETS, shape=SHAPE, steps=2, parametrize=decoder, generator=g)
-        for decoder in (None, LatentDecoder(lambda: SmallDecoder(SHAPE, 8, 4), 8))
+        inverted(steps=2, parametrize=decoder, generator=g)
+        for decoder in (None, latent(8, 4))
         for g in (5, 5, generator, generator)
     ]
     for a, b, c, d in (runs[:4], runs[4:]):
@@ -133,10 +136,7 @@ def statistics_gap(images: Tensor) -> Tensor:
 
 def test_the_batchnorm_prior_pulls_towards_the_stored_statistics() -> None:
     def made(weight: float, multiplier: float = 10.0) -> Any:
-        return invert(
-            *(TEACHER, TARGETS),
-            **{"shape": SHAPE, "steps": 160, "lr": 0.05, "batch_norm": weight, "first_bn_multiplier": multiplier},
-        )
+        return inverted(steps=160, lr=0.05, batch_norm=weight, first_bn_multiplier=multiplier)
 
     assert statistics_gap(made(1.0).images) < 0.3 * statistics_gap(made(0.0).images)
     assert torch.equal(made(10.0, 1.0).images, made(1.0, 10.0).images), "the only layer is the first"
@@ -155,14 +155,14 @@ def test_the_networks_are_unchanged_even_after_an_exception() -> None:
     teacher.head.bias.requires_grad_(False)
     teacher(torch.ones(2, *SHAPE)).sum().backward()
     before = snapshot(teacher), snapshot(student)
-    invert(teacher, TARGETS, shape=SHAPE, student=student, steps=2, batch_norm=1.0)
+    inverted(teacher=teacher, student=student, steps=2, batch_norm=1.0)
     assert (snapshot(teacher), snapshot(student)) == before
 
     with torch.no_grad():
         teacher.conv.weight[0, 0, 0, 0] = torch.nan
     hooks = snapshot(teacher)[:2]
     with pytest.raises(ValueError, match="the loss of 5 of 5 images was never finite"):
-        invert(teacher, TARGETS, shape=SHAPE, steps=2, batch_norm=1.0)
+        inverted(teacher=teacher, steps=2, batch_norm=1.0)
     assert snapshot(teacher)[:2] == hooks
 
 
@@ -187,31 +187,12 @@ def test_multi_label_rows() -> None:
 
 def test_a_decoder_gives_pixels_in_the_given_normalization() -> None:
     half = Normalization((0.5,) * 3, (0.25,) * 3)
-    made = invert(
-        *(TEACHER, TARGETS),
-        **{"shape": SHAPE, "steps": 15, "parametrize": LatentDecoder(lambda: SmallDecoder(SHAPE, 16, 8), 16)},
-        normalization=half,
-    )
+    start, made = (inverted(steps=steps, parametrize=latent(16, 8), normalization=half) for steps in (0, 15))
     pixels = half.decode(made.images)
     assert 0 <= float(pixels.min()) < 0.4 < 0.6 < float(pixels.max()) <= 1
     assert made.normalization == half
-    start = invert(
-        *(TEACHER, TARGETS),
-        **{"shape": SHAPE, "steps": 0, "parametrize": LatentDecoder(lambda: SmallDecoder(SHAPE, 16, 8), 16)},
-        normalization=half,
-    )
     assert made.info["loss"] < 0.8 * start.info["loss"]
-    whole, merged = (
-        invert(
-            TEACHER,
-            TARGETS,
-            shape=SHAPE,
-            steps=2,
-            batch=b,
-            parametrize=LatentDecoder(lambda: SmallDecoder(SHAPE, 8, 4), 8),
-        )
-        for b in (5, 4)
-    )
+    whole, merged = (inverted(steps=2, batch=batch, parametrize=latent(8, 4)) for batch in (5, 4))
     assert torch.equal(whole.images, merged.images), "a last batch of one image joins the batch before"
 
 
@@ -284,17 +265,14 @@ def test_no_targets_give_an_empty_set() -> None:
     ],
 )
 def test_invalid_arguments_are_named(error: type[Exception], match: str, options: dict[str, Any]) -> None:
-    given_options = {"teacher": TEACHER, "targets": TARGETS, "shape": SHAPE, "steps": 1, **options}
-    refused(lambda: invert(**given_options), error, match)
+    refused(lambda: inverted(**{"steps": 1, **options}), error, match)
 
 
 def test_tiles_are_optimized_as_autograd_through_decoding_does() -> None:
     """The best iterate of each stored image, by the sum of the losses of its four images, written with torch's Adam."""
     tiles, lr, steps, weight = Tiles(2), 1.5, 12, 0.3
     teacher = net(0).double().eval()
-    made = invert(
-        teacher, TARGETS, shape=SHAPE, steps=steps, lr=lr, total_variation=weight, parametrize=tiles, generator=2
-    )
+    made = inverted(teacher=teacher, steps=steps, lr=lr, total_variation=weight, parametrize=tiles, generator=2)
     stored = torch.randn(5, *SHAPE, generator=as_generator(2)).double().requires_grad_()
     adam = torch.optim.Adam([stored], lr=lr, betas=(0.5, 0.9))
     best: list[tuple[float, int, Tensor]] = [(float("inf"), -1, torch.empty(0))] * 5
@@ -321,8 +299,8 @@ def test_tiles_are_optimized_as_autograd_through_decoding_does() -> None:
 
 @pytest.mark.parametrize("batch_norm", [0.0, 1.0])
 def test_one_tile_gives_the_bits_of_no_tiles(batch_norm: float) -> None:
-    options: dict[str, Any] = {"shape": SHAPE, "student": STUDENT, "steps": 4, "batch_norm": batch_norm}
-    plain, one = (invert(TEACHER, TARGETS, parametrize=p, **options) for p in (None, Tiles(1)))
+    options: dict[str, Any] = {"student": STUDENT, "steps": 4, "batch_norm": batch_norm}
+    plain, one = (inverted(parametrize=p, **options) for p in (None, Tiles(1)))
     assert isinstance(one, TiledImages)
     assert torch.equal(plain.images, one.images)
     assert torch.equal(plain.columns["logits"], one.columns["logits"])
@@ -331,8 +309,7 @@ def test_one_tile_gives_the_bits_of_no_tiles(batch_norm: float) -> None:
 
 @given(st.integers(1, 20))
 def test_tiles_do_not_depend_on_the_batch_size(batch: int) -> None:
-    options: dict[str, Any] = {"shape": SHAPE, "student": STUDENT, "steps": 3, "parametrize": Tiles(2)}
-    whole, parts = (invert(TEACHER, TARGETS, batch=b, **options) for b in (20, batch))
+    whole, parts = (inverted(student=STUDENT, steps=3, parametrize=Tiles(2), batch=b) for b in (20, batch))
     assert torch.allclose(whole.images, parts.images, atol=1e-5)
 
 
