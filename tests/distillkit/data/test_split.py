@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, split_by
-from distillkit.data._hold_out import hold_out_content
+from distillkit.data._hold_out import hold_out, hold_out_content
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -52,19 +52,23 @@ def test_content_decides_anew_in_a_second_split() -> None:
     first = split_by(data, "patient", 0.5, hold_out="content")
     second = split_by(first.train, "patient", 0.5, hold_out="content")
     assert first.train.info["hold_out"] == second.test.info["hold_out"] == "content"
-    count = len(first.train.columns["patient"].unique())
-    assert count / 4 < len(second.test.columns["patient"].unique()) < 3 * count / 4
+    values = first.train.columns["patient"]
+    purpose = "test patient after {'hold_out': 'content', 'apart': 'patient', 'test_fraction': 0.5}"
+    chosen = hold_out_content([str(value).encode() for value in values.tolist()], 0.5, purpose)[1]
+    assert torch.equal(second.test.columns["patient"], values[chosen])
     last = split_by(split_by(first.train, "patient", 0.4, hold_out="content").train, "patient", 0.5, hold_out="content")
     assert len(last.train) / 2 < len(last.test) < 2 * len(last.train)
-    many = slices(400, 1)
-    for _ in range(4):  # the third and later splits have the column and share of the one before
-        left = split_by(many, "patient", 0.5, hold_out="content")
-        assert len(many) / 4 < len(left.test) < 3 * len(many) / 4
-        many = left.train
+    for before in ({}, {"hold_out": "random", "apart": "patient", "test_fraction": 0.5}):
+        many = slices(400, 1).replace(info=before)
+        for _ in range(4):  # the third and later splits, or all of them, have the column and share of the one before
+            left = split_by(many, "patient", 0.5, hold_out="content")
+            assert len(many) / 4 < len(left.test) < 3 * len(many) / 4
+            many = left.train
     ages = split_by(data, "age", 0.5, hold_out="content").test.columns["age"]
     assert not torch.equal(ages, first.test.columns["age"])
     for one, other in ((first.train, "random"), (split_by(data, "patient", 0.5).train, "content")):
-        assert split_by(one, "patient", 0.5, hold_out=other).train.info["hold_out"] == "random"  # type: ignore[arg-type]
+        info = split_by(one, "age", 0.5, hold_out=other).train.info  # type: ignore[arg-type]
+        assert (info["hold_out"], info["apart"]) == ("random", "age")
     alone = data[(data.columns["patient"] == 0).nonzero().flatten()]
     assert sorted(map(len, split_by(alone, "patient", 0.5, hold_out="content"))) == [0, 2]
     whole = split_by(data.replace(info={"domains": ["a", "b"]}), "patient", 0.0)
@@ -79,6 +83,13 @@ def test_content_holds_out_the_share_and_anew_for_each_purpose() -> None:
         assert torch.equal(torch.cat([kept, held_out]).sort().values, torch.arange(20_000))
     other = hold_out_content(digests, 0.3, "b")[1]
     assert 1600 < len(set(other.tolist()) & set(held_out.tolist())) < 2000
+    assert [rows.tolist() for rows in hold_out_content([], 0.3, "a")] == [[], []]
+
+
+def test_choices_are_the_same_in_all_versions() -> None:
+    """They define the test sets of `digits` and of folders, of which results are published."""
+    assert hold_out(torch.arange(12) % 2, 0.34)[1].tolist() == [2, 3, 9, 10]
+    assert hold_out_content([b"%d" % i for i in range(12)], 0.5, "test")[1].tolist() == [1, 5]
 
 
 def test_label_rows_are_split_too() -> None:
@@ -91,7 +102,8 @@ def test_label_rows_are_split_too() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"column": "user"}, "column must be one of age, patient; got 'user'"),
+        ({"column": "user"}, "column must be one of age, patient, weight; got 'user'"),
+        ({"column": "weight"}, "column 'weight' must be class indices"),
         ({"test_fraction": -0.1}, "test_fraction must be at least 0, got -0.1"),
         ({"test_fraction": 1.0}, "test_fraction must be less than 1, got 1"),
         ({"test_fraction": 0.1}, "test_fraction=0.1 of 4 values of 'patient' leaves no test set"),
@@ -100,7 +112,9 @@ def test_label_rows_are_split_too() -> None:
     ],
 )
 def test_impossible_splits_are_refused(options: dict[str, Any], words: str) -> None:
-    refused(lambda: split_by(slices(4, 2), **{"column": "patient", **options}), ValueError, words)
+    data = slices(4, 2)
+    data = data.replace(columns={**data.columns, "weight": torch.rand(8, generator=derive(0))})
+    refused(lambda: split_by(data, **{"column": "patient", **options}), (TypeError, ValueError), words)
 
 
 @pytest.mark.parametrize("part", ["test", "validation"])
@@ -117,12 +131,6 @@ def test_parts_of_a_split_have_one_form(part: str) -> None:
         with pytest.raises(ValueError, match=re.escape(words) + "$"):
             Split(one, **{"test": one, "validation": None, "classes": ("a", "b"), part: other})
     refused(lambda: Split(one, one, ("a", "b", "c")), ValueError, "classes must be 2 names, got 3")
-
-
-def test_a_column_of_floats_is_refused() -> None:
-    data = slices(4, 2)
-    with pytest.raises(TypeError, match="column 'patient' must be class indices"):
-        split_by(data.replace(columns={"patient": torch.rand(8, generator=derive(0))}), "patient")
 
 
 def test_class_of_a_value_is_that_of_its_first_image() -> None:
