@@ -6,6 +6,7 @@ import html
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -152,12 +153,17 @@ def test_shadows_are_run_and_evaluated(runs: Path, tmp_path: Path, monkeypatch: 
 
     pipeline = Pipeline(fit, TRAIN.images, TRAIN.labels)
     options: dict[str, Any] = {"workers": 3, "progress": False}
-    found = report(runs / "average", pipeline, **GIVEN, out=tmp_path, shadows=10, **options)
+    given = {"shadows": 10, "baselines": {"a/raw": replace(pipeline, tag="raw")}}
+    found = report(runs / "average", pipeline, **GIVEN, out=tmp_path, **given, **options)
     assert any("separates members from non-members" in leak for leak in found.leaks)
-    assert "10 shadows: the whole pipeline" in found.markdown.read_text(encoding="utf-8")
-    assert asked == [(10, {"out": tmp_path / "shadows", **options})]
+    shown = found.markdown.read_text(encoding="utf-8")
+    assert "10 shadows: the whole pipeline" in shown
+    assert re.findall(r"\n\| ([\w/ ]+?) +\| model +\| LiRA offline ", shown) == ["this run", "a/raw"]
+    folders = [tmp_path / name for name in ("shadows", "shadows-a%2Fraw")]
+    assert asked == [(10, {"out": folder, **options}) for folder in folders]
 
 
+ONE = Pipeline(lambda indices, seed: {}, TRAIN.images, TRAIN.labels)
 PIXELS = {"members": TRAIN.pixels(), "non_members": TEST.pixels()}
 FEW = {**GIVEN, "max_records": 25}
 ODD = [{"members": torch.rand(9, *shape)} for shape in ((1, 8, 16), (1, 16, 8), (3, 16, 16))]
@@ -182,7 +188,12 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"progress": 1}, TypeError, "progress must be True or False"),
     ({"max_records": 0}, ValueError, "max_records must be"),
     ({"out": 3}, TypeError, "out must be"),
-    ({"baselines": 3}, TypeError, "baselines must map names"),
+    ({"pipeline": ONE, "baselines": 3}, TypeError, "baselines must map names to values, got int"),
+    ({"baselines": {"a": ONE}}, ValueError, "compared with the run's own pipeline: give pipeline= too"),
+    *(({"pipeline": ONE, "baselines": {"a": ONE, **odd}}, TypeError, f"to Pipelines, got {said}")
+        for odd, said in (({"b": 3}, "'b': int"), ({" ": ONE}, "' ': Pipeline"))),
+    ({"pipeline": ONE, "baselines": {"a": replace(ONE, labels=ONE.labels.flip(0))}}, ValueError,
+        r"baselines\['a'\] must be on the pipeline's records in the same order, but its labels differ: give it"),
 ]  # fmt: skip
 
 

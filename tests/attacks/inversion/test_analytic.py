@@ -40,6 +40,8 @@ def test_black_input_leaves_no_residual() -> None:
     """The record is 0, so the weight gradient is 0, and the bias gradient alone is not."""
     found = invert_linear(torch.zeros(2, 3), torch.tensor([-2.0, 1.0]))
     assert (found.input.tolist(), found.residual) == ([0.0] * 3, 0.0)
+    large = invert_linear(torch.zeros(2, 20), torch.tensor([-2.0, 1.0]))
+    assert repr(large) == "RecoveredInput(input=float32 [20], residual=0.0)"
 
 
 def test_input_of_a_mixture_by_hand() -> None:

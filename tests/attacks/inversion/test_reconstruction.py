@@ -141,17 +141,7 @@ def test_lr_decays_as_in_the_paper_and_has_its_default() -> None:
     assert [float(_variation(one)) for one in (row, row.mT, row[..., :2], row[..., :1])] == [1.5, 1.5, 1.0, 0.0]
 
 
-def test_two_epochs_of_single_steps_pair_labels_with_images() -> None:
-    """The order of images is unknown; labels are reassigned in each restart, and images return with theirs."""
-    net, truth, labels = network(), pictures(4)[1:3], torch.tensor([4, 1])
-    update = FedAvgUpdate.of(net, truth, labels, lr=0.02, epochs=2, batch=1)
-    found = invert_message(update, SHAPE, 2, method="dlg", steps=8, restarts=2)
-    assert found.labels.tolist() == [1, 4]
-    assert float(psnr(found.images, truth.flip(0)).min()) > 35
-    assert max(found.losses) > 1e-4 > 1e-6 > min(found.losses)  # of the wrong order and the right one
-
-
-def test_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
+def test_class_of_one_record_sends_the_record() -> None:
     net, truth, labels = network("relu", width=16), pictures(2), torch.tensor([0, 3])
     embed: Callable[[Tensor], Tensor] = net.features  # type: ignore[assignment]
     sent = ClassMeans.of([embed], truth, labels, 5)
@@ -163,14 +153,6 @@ def test_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
     found = invert_message(sent, SHAPE, 2, method="dlg", steps=8)
     assert found.labels.tolist() == [0, 3]
     assert float(psnr(found.images, truth).min()) > 40
-    before = 100.0
-    for std in (0.01, 1.0):
-        rows = torch.zeros(5, 256)
-        rows[labels] = sent.observed[0] + std * torch.randn(2, 256, generator=derive(1))
-        noised = invert_message(ClassMeans([embed], [rows]), SHAPE, 2, method="dlg", steps=8)
-        now = float(psnr(noised.images, truth).mean())
-        assert now < before - 3
-        before = now
 
 
 def test_record_counts_determine_the_labels() -> None:
@@ -261,14 +243,18 @@ def test_each_restart_has_its_start_and_labels_and_the_best_is_returned(
     assert torch.equal(found.labels, orders[3][rows])
     torch.testing.assert_close(found.images, space.decode(ends[3])[rows])
     assert found.losses == reached
+    labels = found.labels.tolist()
+    assert repr(found) == f"Reconstruction(images=float32 [3, 1, 8, 8], labels={labels}, losses={reached})"
 
 
+@pytest.mark.parametrize("below", [False, True])
 @pytest.mark.parametrize("kind", range(3))
-def test_values_outside_the_box_are_cut_shrunk_or_stretched(kind: int) -> None:
+def test_values_outside_the_box_are_cut_shrunk_or_stretched(kind: int, below: bool) -> None:
     """Whichever has the smallest loss; each image is shrunk to the mean, or stretched, by its own factor."""
     space = Normalization((0.4,), (0.5,))
     x = torch.randn(3, *SHAPE, generator=derive(0)) * torch.tensor([0.1, 1.0, 3.0]).view(3, 1, 1, 1)
     x[1, 0, 0, 0] = 0
+    x = -x.abs() if below else x
     wanted = []
     for pixels in space.decode(x):
         values = pixels.flatten().tolist()
@@ -280,6 +266,7 @@ def test_values_outside_the_box_are_cut_shrunk_or_stretched(kind: int) -> None:
     for rest in (1.0, math.nan):
 
         def loss(one: Tensor, rest: float = rest) -> Tensor:
+            assert one.requires_grad  # as in a search
             distance = (space.decode(one) - target).square().sum()
             return torch.where(distance > 1e-6, rest, distance)
 
@@ -328,26 +315,6 @@ def test_consensus_pairs_images_of_one_class_by_hand() -> None:
     assert cycled[1].flatten().tolist() == pytest.approx([9.1, 0.1, 5.1, -8.9])
     apart = group_mean({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([1, 1, 0])})
     assert apart[0].flatten().tolist() == pytest.approx([(0 + 5.2) / 2, (5 + 9.2) / 2, (9 + 0.2) / 2])
-
-
-def test_group_converges_and_its_losses_exclude_the_group_term() -> None:
-    net, truth, labels = network("relu"), pictures(2), torch.tensor([1, 1])
-    sent = Gradient.of(net, truth, labels)
-    spread = []
-    for group in (0.0, 1000.0):
-        tried: list[Tensor] = []
-
-        def replay(x: Tensor, y: Tensor, tried: list[Tensor] = tried) -> Any:
-            tried.append(x.detach().clone())
-            return sent.replay(x, y)
-
-        message = ReplayableMessage(sent.observed, replay, 5)
-        found = invert_message(message, SHAPE, 2, labels=labels, steps=40, restarts=3, group=group)
-        ends = tried[-3:] if group else [tried[41], tried[82], tried[123]]
-        ends = [x[match(x, ends[0])] for x in ends]
-        spread.append(float(torch.stack(ends).std(0).mean()))
-        assert max(found.losses) < 3
-    assert spread[1] < 0.8 * spread[0]
 
 
 @pytest.mark.parametrize(("method", "distance", "warned"), [
@@ -402,6 +369,12 @@ def test_non_finite_start_stops_without_affecting_others() -> None:
     asked.clear()
     signed_adam([fails, loss, loss], [*starts, starts[1]], 6, 0.1, IDENTITY, pull)
     assert pulled[2:] == [[0, 1, 2]] * 2 + [[1, 2]] * 4
+    tried: list[Tensor] = []
+    both = [loss, lambda x: (tried.append(x.detach().clone()), loss(x))[1]]
+    away = signed_adam(both, starts, 8, 0.1, IDENTITY, lambda images: {1: 99 * (images[1] - 0.7)})[1]
+    torch.testing.assert_close(tried[1], starts[1] + 0.1)  # stronger than the gradient, and no part of the loss
+    assert torch.equal(away[0], starts[1])
+    assert away[1] == float(loss(starts[1]))
 
 
 def test_lbfgs_stops_on_divergence_or_stagnation_with_its_best() -> None:
@@ -542,6 +515,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: ClassMeans([torch.flatten], [ROWS], counts=Y + 1), "counts must be one per class, 2, and 0 exactly"),
     (lambda: ClassMeans([torch.flatten], [ROWS[0]]), r"means must be \[K, F\] of the same classes, got \[2\]"),
     (lambda: ClassMeans([torch.flatten] * 2, [ROWS, ROWS[:1]]), r"means must be \[K, F\] of the same .*got \[1, 2\]"),
+    (lambda: ClassMeans([torch.flatten], [torch.tensor([[1.0, torch.nan], [1, 2]])]), "finite rows for all"),
     (lambda: ClassMeans([torch.flatten], [0 * ROWS]), "means must have a row for at least one class"),
     (lambda: ClassMeans([torch.flatten] * 2, [ROWS, ROWS / 0]), "means must .* finite rows"),
     (lambda: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([1, 1])), "per class, 2, and 0 exactly for those"),
