@@ -429,7 +429,7 @@ def test_observed_data_are_the_replies_of_all_exchanges(monkeypatch: pytest.Monk
     sent = [
         TranscriptMessage(2, 1, "up", {"a": made(1, 3), "b": made(2, 2)}, "local"),
         TranscriptMessage(2, 1, "down", {"a": made(3, 1)}, "answer"),
-        TranscriptMessage(1, 0, "up", {"a": made(4, 2)}, "answer"),
+        TranscriptMessage(1, 0, "up", {"a": made(4, 2)}, "announce"),
         TranscriptMessage(2, 0, "up", {"a": made(5, 1), "empty": made(6, 0)}, "local"),
         TranscriptMessage(1, 1, "up", {"x.update": {"w": torch.ones(2, 2)}}, "local"),
     ]

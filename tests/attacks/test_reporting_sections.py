@@ -197,11 +197,8 @@ def test_what_epsilon_does_not_cover_is_listed() -> None:
 
 # Which classes clients hold.
 
-OPTIONS: dict[str, Any] = {
-    "lr": 0.1,
-    "optimizer": "sgd",
-    "phases": [{"object": "fl:Phase", "with": {"epochs": 1, "train": "*"}}],
-}
+PHASE = {"object": "fl:Phase", "with": {"epochs": 1, "train": "*"}}
+OPTIONS: dict[str, Any] = {"lr": 0.1, "optimizer": "sgd", "phases": [PHASE]}
 LABELS = {"object": "fl:Classification", "with": {"num_classes": 2}}
 PLAIN: dict[str, Any] = {"method": {"object": "fl:FedAvg", "args": [], "with": OPTIONS}, "labels": LABELS}
 RISE = torch.tensor([-0.5, 0.5])
@@ -230,7 +227,7 @@ def test_classes_follow_from_the_updates() -> None:
 
 def test_bias_after_other_training_than_plain_sgd_is_not_read() -> None:
     decay = {"object": "fl:ClientOptimizer", "with": {"name": "sgd", "weight_decay": 0.1}}
-    odd = [{"optimizer": decay}, {"optimizer": "adam"}, {"objective": "MOON"}, {"phases": 2 * OPTIONS["phases"]}]
+    odd = [{"optimizer": decay}, {"optimizer": "adam"}, {"objective": "MOON"}, {"phases": [PHASE, PHASE]}]
     for options in ({}, *odd):
         method = {**PLAIN["method"], "with": {**OPTIONS, **options}}
         run = folder(config={**PLAIN, "method": method}, transcript=True)

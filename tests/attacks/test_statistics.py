@@ -50,6 +50,7 @@ def test_curve_equals_counts_of_a_plain_loop(rows: list[tuple[float, bool]]) -> 
     assert curve.auc == pytest.approx(np.mean(pairs))
     finite = scores.clamp(max=10)
     assert curve.auc == pytest.approx(roc_auc_score(member, finite))
+    assert repr(curve) == f"Roc({member.sum()} members, {(~member).sum()} others; AUC {curve.auc:.3f})"
 
 
 @given(SCORES, st.integers(1, 10))
@@ -95,11 +96,8 @@ def test_intervals_have_their_stated_coverage() -> None:
 def test_best_of_several_attacks_is_corrected_for_selection() -> None:
     assert [bonferroni(0.95, tried) for tried in (5, 1)] == pytest.approx([0.99, 0.95])
     assert str(Estimate(0.12345, -0.0123456, 12.3456, 0.9)) == "0.123 (-0.0123 to 12.3)"
-
-
-@given(st.floats(0, 1), st.floats(0.001, 1), st.floats(0.001, 0.999))
-def test_ppv_follows_bayes(tpr: float, fpr: float, prior: float) -> None:
-    assert ppv(tpr, fpr, prior) == pytest.approx(1 / (1 + (1 - prior) * fpr / (prior * tpr)) if tpr else 0.0)
+    least, most = Estimate(0.5, 0.25, 0.75, 0.9), Estimate(0.1, 0.0, 0.25, 0.95)  # of which no logarithm exists
+    assert ppv_interval(least, most, 0.5) == Estimate(ppv(0.5, 0.1, 0.5), 0.5, 1.0, 0.9)
 
 
 @example(0, 9, 0.3)
@@ -198,7 +196,7 @@ ZEROS, ONE = torch.zeros(2), torch.tensor([True, False])
             (ONE, ONE, "scores must be a floating tensor"), (ZEROS, ZEROS, "member must be a bool tensor"),
             (ZEROS, ONE[:1], r"same length, got \[2\] and \[1\]"), (ZEROS, ONE.repeat(2, 1), r"got \[2\] and \[2, 2\]"),
             (ZEROS.repeat(2, 1), ONE.repeat(2, 1), r"of the same length, got \[2, 2\] and \[2, 2\]"),
-            (torch.tensor([math.nan, 0.0]), ONE, "must not be NaN, but 1 are: the attack failed there"),
+            (ZEROS / 0, ONE, "must not be NaN, but 2 are: the attack failed there"),
             *((ZEROS, side, "must have at least one member and one non-member") for side in (ONE & False, ONE | True)),
         )),
         (lambda: roc(torch.arange(10.0), torch.arange(10) >= 4).at(0.24),

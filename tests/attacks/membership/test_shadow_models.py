@@ -95,6 +95,9 @@ def test_balance_that_reveals_the_target_is_refused() -> None:
         ShadowScores(keep, scores).target(0, "s")
     free = torch.rand(8, 40, generator=derive(7)) < 0.5
     assert len(ShadowScores(free, scores).target(0, "s").inside) == 7
+    for own in (True, False):  # of members alone, or of others, equal numbers reveal nothing
+        inside = torch.tensor([[own, own, not own, not own], [True, True, True, False], [False] * 4])
+        assert len(ShadowScores(inside, {"s": torch.zeros(3, 4)}).without(0)) == 2
     counting = leave_one_out(drawn(0), {"counting": lambda t: -t.inside.sum(0).double()}, fpr=0.1, progress=False)
     assert (counting["counting"].auc.value, counting["counting"].auc.high) == (0.5, 0.5)
 
@@ -233,6 +236,7 @@ def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_shadow_is_named(tmp_path: Path) -> None:
+    (tmp_path / "set.safetensors").touch()  # which is not one
     run_shadows(pipeline(), 4, out=tmp_path, progress=False)
     (tmp_path / "shadow-00002.safetensors").write_bytes(b"half")
     refused(lambda: run_shadows(pipeline(), 4, out=tmp_path), ValueError, r"shadow-00002\.safetensors is damaged")
@@ -271,6 +275,7 @@ def test_fit_with_global_draws_is_seeded_or_warned_of() -> None:
         once, again = (run_shadows(pipeline(careless), 4, progress=False) for _ in range(2))
         assert torch.equal(torch.get_rng_state(), before)
         run_shadows(pipeline(), 4, workers=2, progress=False)
+        list(fit_shadows(pipeline(careless), [Job(0, halves(4, 20, 0)[0], 0)], 2, None))  # of one alone
     assert same(once, again)
     assert len(once.scores["model"][:, 0].unique()) == 4
     with pytest.warns(UserWarning, match=r"global generator.*an executor or workers=1") as caught:
@@ -358,7 +363,7 @@ def test_leave_one_out_equals_a_plain_loop(targets: int, fpr: float) -> None:
         assert rate.confidence == 0.9
     assert (found.nominal_fpr, found.few) == (fpr, False)
     shown = [f"{100 * r.value:.2g} % ({100 * r.low:.2g} to {100 * r.high:.2g})" for r in (found.tpr, found.fpr)]
-    assert str(found) == f"TPR {shown[0]} at FPR {shown[1]}; AUC {found.auc} ({targets} targets)"
+    assert repr(found) == str(found) == f"TPR {shown[0]} at FPR {shown[1]}; AUC {found.auc} ({targets} targets)"
 
 
 @pytest.mark.parametrize("missed", [False, True])
@@ -431,6 +436,9 @@ def test_more_attacks_widen_the_intervals() -> None:
                 assert torch.equal(SHADOW_ATTACKS[name](target), scores)
     again = ShadowScores(one.inside[[0, 1, 0, 4, 6]], {"model": one.scores["model"][:5]})
     assert torch.equal(again.without(0).inside, one.inside[[4, 6]])  # the third model reveals them, too
+    shown = "inside=bool [12, 60], scores={'model': float64 [12, 60]}, population={}, labels=None)"
+    assert repr(bare) == f"ShadowScores({shown}"
+    assert repr(bare.target(0, "model")).startswith("Target(scores=float64 [60], inside=bool [10, 60], ")
 
 
 # Refusals.
@@ -481,7 +489,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         ({"a": 3}, "map names to functions .* got 'a': 3"), ({3: len}, "map names to functions .* got 3: <built-in"),
     )),
     *((lambda one=one: ran(scorers(lambda x: x.new_zeros(one))), rf"\[20\] or \[20, d\], got {re.escape(str(one))}\n")
-        for one in ([3], [20, 2, 2], [])),
+        for one in ([3], [21], [20, 2, 2], [])),
     (lambda: ran(scorers(lambda x: x[:, 0, 0, 0].int())), "result of fit's scorer 'model' must be a floating tensor"),
     (lambda: ran(scorers(lambda x: x[:, 0, 0, 0] / 0)), "result of fit's scorer 'model' must be finite, but 20 of 20"),
     (lambda: ran(lambda i, s: {f"a{s}": lambda x, y: x[:, 0, 0, 0]}), f"{NAMED} in shadow 0 and {NAMED} in shadow 1"),
