@@ -79,7 +79,7 @@ def seeded(secret: int, round_number: int) -> Secret:
 @pytest.mark.parametrize("adaptive", [None, Adaptive(quantile=0.4, step=0.7, sigma=1.5)])
 def test_rounds_follow_the_papers_in_numpy(adaptive: Adaptive | None) -> None:
     """Three clients, q = 0.6, with updates shorter and longer than C; the test draws all noise again."""
-    q, sigma, clip, secret = 0.6, 0.8, 0.15, 11
+    q, sigma, clip, secret = 0.6, 0.8, 0.15, 13
     start = {"w": torch.tensor(quadratic.START, dtype=torch.float32)}
     method = averaging(
         factory=quadratic.TwoWeights, objective=quadratic.squares, initial=start, lr=0.1, momentum=0.5, batch=1
@@ -106,7 +106,7 @@ def test_rounds_follow_the_papers_in_numpy(adaptive: Adaptive | None) -> None:
         if adaptive is not None:
             share = 0.5 + float(source.add_noise(torch.tensor([bits]), 1.5)) / (q * 3)
             clip *= math.exp(-0.7 * (share - 0.4))
-    assert (cut, len(sizes) > 1) == ({True, False}, True)
+    assert (cut, sizes) == ({True, False}, {0, 1, 2, 3})
     assert quadratic.weights(run) == pytest.approx(w, abs=5e-6)
 
 
@@ -299,19 +299,6 @@ def test_noise_covers_every_tensor_even_if_no_client_is_drawn() -> None:
     assert len(server.ledger.events) == 1000
 
 
-def test_empty_draw_still_changes_the_model() -> None:
-    class Nobody(ClientDP):
-        def draw(self, server: Server) -> list[int]:
-            super().draw(server)
-            return []
-
-    before = play(averaging(lr=1e-12), rounds=1).server.state[FedAvg.model]
-    run = play(Filtered(averaging(), Nobody(1.0, 0.5, 0.1)), rounds=1, secret=2)
-    assert run.rows[0]["bytes_up"] == 0
-    moved = [run.server.state[FedAvg.model][n] - t for n, t in before.items()]
-    assert all(float(m.std()) == pytest.approx(0.1 / 2.5, rel=0.7) for m in moved)
-
-
 def test_lost_and_failed_replies_add_noise_and_reveal_no_client() -> None:
     class Broken(AddOn):
         data_access = "none"
@@ -360,17 +347,6 @@ def test_events_count_noise_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0, Adaptive(sigma=2.0))), ledger=ledger)
     assert [len(events) for *_, events in drawn] == [t for t in (1, 2, 3) for _ in range(4 + 1)]
     assert [std for values, std, _ in drawn if values.shape == (1,)] == [2.0] * 3
-
-
-def test_ledger_event_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Tensor:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Secret, "add_noise", fail)
-    with pytest.raises(KeyboardInterrupt):
-        play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0)), out=tmp_path)
-    assert [e.round for e in Ledger(tmp_path / "ledger.jsonl").events] == [1]
-    assert not (tmp_path / "history.jsonl").read_text(encoding="utf-8")
 
 
 def test_budget_stops_the_run_before_any_client_trains() -> None:

@@ -45,6 +45,7 @@ from fl.batches import Phase
 from tests.fl import linear
 from tests.fl.federations import Tiny, images
 from tests.fl.invariances import assert_same
+from tests.fl.test_private_runs import charged_rounds
 from tests.refused import refused
 
 DELTA = 1e-5
@@ -161,20 +162,6 @@ def test_without_noise_clip_and_sampling_equals_full_batch_base(name: str) -> No
     assert ours.rows[-1]["privacy"]["reason"] == "dp_sgd was released without noise"
 
 
-def test_class_shares_are_clipped_per_example_before_the_sum() -> None:
-    """One step of rate 1 on n copies of one image moves by n times a clipped gradient, for any n."""
-    one = images(1, seed=3)
-    moved = []
-    for count in (1, 4):
-        held = one[torch.zeros(count, dtype=torch.int64)].replace(info={})
-        dp = DPSGD(sigma=0.0, clip=0.05, rate=1.0, size=4)
-        run = play(dp, clients=[held], rounds=1, lr=1.0)
-        drawn = play(dp, clients=[held], rounds=1, lr=1e-12).server.state[FedAvg.model]
-        after = run.server.state[FedAvg.model]
-        moved.append(math.sqrt(sum(float((after[n] - drawn[n]).square().sum()) for n in after)))
-    assert moved == pytest.approx([0.05 / 4, 0.05], rel=1e-3)
-
-
 def wide(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 700), nn.ReLU(), nn.Linear(700, outputs))
 
@@ -191,13 +178,6 @@ def test_empty_client_sends_pure_noise_on_every_parameter(empty: str) -> None:
     for name in ("1.weight", "3.weight"):
         assert float(noise[name].std()) == pytest.approx(2.0 * 0.5 / 8, rel=0.05), name
     assert all(float((t != 0).double().mean()) > 0.9 for t in noise.values())  # one in 2^20 lies on the grid's 0
-
-
-def paid(ledger: Ledger) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = {}
-    for event in ledger.events:
-        found.setdefault(int(event.client), []).append(event.round)
-    return {k: sorted(found[k]) for k in sorted(found)}
 
 
 @pytest.mark.parametrize(
@@ -251,38 +231,11 @@ def test_budget_stops_the_run_before_the_round_draws_anything(monkeypatch: pytes
         play(noisy(), rounds=5, steps=3, how={"ledger": ledger, "on_round": rows.append})
     assert caught.value.remaining == 0
     assert [row["round"] for row in rows] == [1, 2]
-    assert paid(ledger) == {k: [1, 2] for k in range(3)}
+    assert charged_rounds(ledger) == {k: [1, 2] for k in range(3)}
     before = len(drawn)
     with pytest.raises(BudgetExhausted):
         play(noisy(), rounds=1, steps=3, how={"ledger": ledger})
     assert len(drawn) == before
-
-
-class Broken(AddOn):
-    """Fails in the third step of client 1 in round 2."""
-
-    data_access = "none"
-
-    def __init__(self, fails: bool = False) -> None:
-        self.fails = fails
-
-    def __repr__(self) -> str:
-        return "Broken()"
-
-    def after_step(self, step: Any) -> None:
-        local = step.local
-        if self.fails and (local.round, local.client.id, local.steps) == (2, 1, 2):
-            raise KeyboardInterrupt
-
-
-def test_interrupted_round_is_charged_again(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        play(noisy(), Broken(fails=True), rounds=3, steps=4, how={"out": tmp_path, "secret": 3})
-    assert paid(Ledger(tmp_path / "ledger.jsonl"))[1] == [1, 2]
-    again = play(noisy(), Broken(), rounds=3, steps=4, how={"out": tmp_path, "resume": True, "secret": 3})
-    assert paid(Ledger(tmp_path / "ledger.jsonl"))[1] == [1, 2, 2, 3]
-    assert again.rows[-1]["privacy"]["nominal_epsilon"] == pytest.approx(compose([(1.5, 0.5, 16)], DELTA).epsilon)
-    assert_same(again, play(noisy(), Broken(), rounds=3, steps=4, how={"secret": 3}))
 
 
 def dropping(outputs: int) -> nn.Module:
@@ -324,15 +277,6 @@ def test_augmentation_and_dropout_use_the_secret_generator(options: dict[str, An
     assert torch.equal(one, moved(secret=1))
     assert not torch.equal(one, moved(secret=2))
     assert not torch.equal(one, moved())
-
-
-def test_chunk_size_changes_only_rounding() -> None:
-    one, other = (
-        play(noisy(chunk=c, clip=0.1), rounds=2, clients=CLIENTS[:2], how={"secret": 1}).server.state[FedAvg.model]
-        for c in (2, 100)
-    )
-    for name, value in one.items():
-        torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-6)
 
 
 def test_training_leaves_no_hooks_and_warns_of_nothing() -> None:
