@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from distillkit import Normalization
 from distillkit.data import DATASETS
@@ -62,14 +61,6 @@ def test_pixels_labels_and_writers_are_those_of_the_files(
     assert split.test.normalization == split.train.normalization
 
 
-def test_size_channels_and_normalization(tmp_path: Path) -> None:
-    half = Normalization([0.5], [0.5])
-    train = load_femnist(write(tmp_path), size=8, channels=3, normalization=half).train
-    assert train.shape == (3, 8, 8)
-    assert train.normalization == half
-    assert train.columns["user"].dtype == torch.int64
-
-
 def test_users_split_between_train_and_test_are_numbered_together(tmp_path: Path) -> None:
     write(tmp_path)
     for file in (tmp_path / "test").iterdir():
@@ -77,7 +68,9 @@ def test_users_split_between_train_and_test_are_numbered_together(tmp_path: Path
     held = shard({"f0001_00": 2}, "test")
     held["user_data"]["f9999_00"] = {"x": [], "y": []}  # what split_data.py leaves of users that it drops
     (tmp_path / "test" / "all_data_0.json").write_text(json.dumps(held), encoding="utf-8")
-    split = load_femnist(tmp_path)
+    half = Normalization([0.5], [0.5])
+    split = load_femnist(tmp_path, size=8, channels=3, normalization=half)
+    assert (split.train.shape, split.train.normalization) == ((3, 8, 8), half)
     assert split.users == ("f0000_14", "f0001_00", "f0001_41", "f0002_01")
     assert split.test.columns["user"].tolist() == [1, 1]
     assert split.train.columns["user"].unique().tolist() == [0, 2, 3]

@@ -62,18 +62,13 @@ def test_photos_labels_and_users(tmp_path: Path, global_rng_untouched: None) -> 
 
 
 def test_fine_labels_and_the_other_name_of_the_validation_set(tmp_path: Path) -> None:
-    records = [{**r, "partition": "dev"} if r["partition"] == "val" else r for r in RECORDS]
+    other = {"partition": "dev", "fine_grained_labels": []}
+    records = [{**r, **other} if r["partition"] == "val" else r for r in RECORDS]
     split = load_flair(write(tmp_path, records), size=2, labels="fine", normalization=HALF)
-    assert split.classes == ("bag", "bread", "fruit", "furniture", "tree")
-    assert split.test.labels.tolist() == [[0, 0, 1, 0, 1]]
+    assert split.classes == ("bag", "fruit", "furniture", "tree")
+    assert split.test.labels.tolist() == [[0, 1, 0, 1]]
     assert split.validation is not None
-
-
-def test_photos_without_labels_are_rows_of_zeros(tmp_path: Path) -> None:
-    records = [{**r, "labels": []} if r["partition"] == "test" else r for r in RECORDS]
-    split = load_flair(write(tmp_path, records), size=2, normalization=HALF)
-    assert split.test.labels.tolist() == [[0, 0, 0, 0]]
-    assert split.classes == ("equipment", "food", "plant", "structure")
+    assert split.validation.labels.tolist() == [[0, 0, 0, 0]]
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

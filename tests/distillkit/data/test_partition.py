@@ -61,6 +61,7 @@ def test_disjoint_sorted_in_range_and_complete(name: str, seed: int, classes: in
     assert all(torch.equal(part, part.sort().values) for part in parts)
     missing = set(range(len(labels))) - set(given_out.tolist())
     assert len(missing) == (len(labels) % (classes * times) if name == "dirichlet_prior" else 0)
+    assert name != "dirichlet_prior" or len(set(map(len, parts))) == 1
     dense = ALL[name](labels // 3, classes * times, generator=seed)  # class numbers do not matter, but for their order
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(parts, again, dense, strict=True))
 
@@ -165,13 +166,6 @@ def test_impossible_dirichlet_requests_are_refused(maker: Callable[..., list[Ten
     refused(lambda: maker(labels, 5, 1.0, tries=0), ValueError, "^tries must be at least 1, got 0")
 
 
-@given(seed=st.integers(0, 10**6), alpha=st.sampled_from([1e-6, 0.1, 100.0]), clients=st.integers(1, 9))
-def test_prior_partition_gives_equal_sizes(seed: int, alpha: float, clients: int) -> None:
-    labels = torch.tensor([0] * 3 + [1] * 40 + [2] * 21)
-    parts = partition.dirichlet_prior(labels, clients, alpha, generator=seed)
-    assert {len(part) for part in parts} == {64 // clients}
-
-
 def test_prior_partition_follows_a_prior_until_classes_run_out() -> None:
     labels = balanced(5, 200)
     even = partition.summary(labels, partition.dirichlet_prior(labels, 10, 1e6))
@@ -237,15 +231,6 @@ def test_impossible_clusters_are_refused() -> None:
     refused(lambda: partition.class_clusters(torch.tensor([3, 4, 4]), 2, 2), ValueError, "3 has 1 images for 2 clients")
 
 
-def test_dominant_class_of_the_paper() -> None:
-    labels = balanced(10, 500)
-    counts = partition.summary(labels, partition.dominant_class(labels, 10))
-    assert (counts.diagonal() == 495).all()
-    others = counts[~torch.eye(10, dtype=torch.bool)]
-    assert set(others.tolist()) == {0, 1}
-    assert counts.sum(1).max() - counts.sum(1).min() <= 1
-
-
 @given(classes=st.integers(2, 4), times=st.integers(1, 3), share=st.sampled_from([0.5, 0.85, 1.0]))
 def test_clients_of_one_dominant_class_divide_its_share(classes: int, times: int, share: float) -> None:
     labels, clients = uneven(classes, 20), classes * times
@@ -253,7 +238,8 @@ def test_clients_of_one_dominant_class_divide_its_share(classes: int, times: int
     for c, size in enumerate(labels.unique(return_counts=True)[1].tolist()):
         owner = torch.arange(clients) % classes == c
         assert counts[owner, c].tolist() == shares(round(share * size), times)
-        assert sorted(counts[~owner, c].tolist()) == sorted(shares(size - round(share * size), clients - times))
+        others = torch.tensor(shares(size - round(share * size), clients - times))
+        assert torch.equal(counts[~owner, c], others.roll(c))  # not always the first ones get one more
 
 
 def test_dominant_class_of_few_images() -> None:
