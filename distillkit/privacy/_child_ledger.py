@@ -105,8 +105,6 @@ def _for_client(line: Line, owner: str) -> Line:
     try:
         if "event" in line:
             event = Event(**{**line["event"], "client": owner})
-            if [type(x) for x in (event.mechanism, event.round, event.seeded)] != [str, int, bool]:
-                raise TypeError("mechanism, round or seeded has the wrong type")
             if not 0 <= event.round < _MOST_ROUNDS or len(event.mechanism) > _LONGEST_TEXT:
                 raise ValueError(f"round or mechanism of an event is out of range: {str(line)[:80]}")
             return {"event": asdict(event)}

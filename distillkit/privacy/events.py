@@ -98,7 +98,10 @@ class Event(Sealed):
     seeded: bool = False
 
     def __post_init__(self) -> None:
+        check.instance(self.mechanism, str, "mechanism", "a string")
+        check.boolean(self.seeded, "seeded")
         # Convert NumPy's numbers to Python's, which the ledger's JSON file can hold.
+        object.__setattr__(self, "round", int(check.instance(self.round, Integral, "round", "an integer")))
         object.__setattr__(self, "sigma", check_sigma(self.sigma))
         object.__setattr__(self, "rate", check.real_number(self.rate, "rate", above=0.0, most=1.0))
         object.__setattr__(self, "count", check.positive_int(self.count, "count", most=MOST_RELEASES))

@@ -267,8 +267,17 @@ class Ledger(Sealed):
 
         Args:
             clients: ids of clients; or a number n, which stands for the clients 0 to n - 1.
+
+        Raises:
+            TypeError, ValueError: `clients` is a string or a negative number, or an id has the wrong type.
         """
-        named = clients if isinstance(clients, int) else [client_id(client) for client in clients]
+        if isinstance(clients, str):
+            raise TypeError(f"clients must be a number or a list of ids, got a string; pass [{clients!r}]")
+        named: int | list[str]
+        if isinstance(clients, Iterable):
+            named = [client_id(client) for client in clients]
+        else:
+            named = check.positive_int(clients, "clients", least=0)
         with self._synced():
             if isinstance(named, int):
                 new: Any = named if named > self._register_count else None
@@ -305,6 +314,7 @@ class Ledger(Sealed):
         Raises:
             distillkit.locking.InUse: another process is in a `run_lock` block for this ledger.
         """
+        check.instance(reason, str, "reason", "a string")
         with self._synced():
             charges = self._charges.get(client_id(client))
             if charges is None or not charges.reason:
@@ -318,6 +328,7 @@ class Ledger(Sealed):
         Args:
             text: sentence that appears in every later guarantee (`Guarantee.remarks`).
         """
+        check.instance(text, str, "text", "a string")
         with self._synced():
             if text not in self._remarks:
                 self._record({"remark": text})
@@ -331,7 +342,10 @@ class Ledger(Sealed):
             entry: name of the function that charges the ledger, such as "condense_private".
             facts: names of the inputs, which are keys of `PUBLIC_INPUTS`; default: `ASSUMPTIONS[entry]`.
         """
-        found = tuple(ASSUMPTIONS[entry] if facts is None else facts)
+        check.instance(entry, str, "entry", "a string")
+        found = check.sequence(ASSUMPTIONS[entry] if facts is None else facts, "facts", "names of inputs")
+        for fact in found:
+            check.instance(fact, str, "facts", "a list of names of inputs")
         with self._synced():
             if self._assumed.get(entry) != found:
                 self._record({"assumed": list(found), "by": entry})
@@ -643,7 +657,7 @@ class Ledger(Sealed):
             self._add_event(Event(**line["event"]), mirrored="from" in line)
         elif "void" in line:
             charges = self._charges.setdefault(client_id(line["client"]), _Charges())
-            charges.reason = charges.reason or line["void"]
+            charges.reason = charges.reason or line["void"] or "no reason was given"
         elif "remark" in line:
             self._remarks[line["remark"]] = None
         elif "assumed" in line:

@@ -261,6 +261,8 @@ RANGES: list[tuple[Callable[..., object], dict[str, float], dict[str, list[float
     (plan_noise, {"epsilon": 1.0, "delta": DELTA, "count": 1, "rate": 1.0},
      {"epsilon": [0.0], "count": [0], "rate": [0.0, 1.5], "delta": [1.0]}),
     (NoisePlan(1.0, 1.0, DELTA, 1.0, 1, "exact").snr, {"size": 9.0, "dim": 1}, {"size": [0.0], "dim": [0]}),
+    (Ledger, {"delta": DELTA, "budget": 1.0, "renyi_order": 2.0},
+     {"delta": [0.0], "budget": [0.0], "renyi_order": [0.0, 1.0]}),
     (functools.partial(Event, "x"), {"sigma": 1.0, "rate": 1.0, "count": 1},
      {"sigma": [-1.0, 1e-300, 9e-5, math.inf, math.nan], "rate": [0.0, 1 + 1e-9], "count": [0, 10**12 + 1]}),
 ]  # fmt: skip

@@ -4,6 +4,8 @@ import itertools
 import json
 import math
 import os
+import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -212,14 +214,29 @@ def test_mixed_relations_are_refused() -> None:
             refused(call, NotAccountable, words.format(relation))
 
 
-def test_invalid_events_and_ledgers_are_refused() -> None:
-    refused(lambda: Ledger().spend("x"), TypeError, r"events must be Event\(mechanism, sigma, ...\) objects, got str")  # type: ignore[arg-type]
-    refused(lambda: Ledger(delta=0.0), NotAccountable, "delta")
-    refused(lambda: Ledger(budget=0.0), ValueError, "budget")
-    refused(lambda: Ledger(data=3), TypeError, "data must be a fingerprint")  # type: ignore[arg-type]
-    for order in (0.0, 1.0):
-        refused(lambda order=order: Ledger(renyi_order=order), ValueError, "renyi_order must be greater than 1")
-    refused(lambda: Account("ledger.jsonl"), TypeError, "ledger must be a Ledger, got str")  # type: ignore[arg-type]
+def test_values_of_a_wrong_type_are_refused_before_they_make_the_file_unreadable(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l")
+    calls: dict[str, Callable[[], object]] = {
+        "events must be Event(mechanism, sigma, ...) objects, got str": partial(ledger.spend, "x"),
+        "mechanism must be a string, got tuple": partial(replace, ONE, mechanism=("x",)),
+        "round must be an integer, got str": partial(replace, ONE, round="1"),
+        "seeded must be True or False, got 1": partial(replace, ONE, seeded=1),
+        "clients must be an int, got bool": partial(ledger.register, True),
+        "clients must be a number or a list of ids, got a string; pass ['ab']": partial(ledger.register, "ab"),
+        "reason must be a string, got NoneType": partial(ledger.void, None),
+        "text must be a string, got tuple": partial(ledger.add_remark, ("x",)),
+        "entry must be a string, got tuple": partial(ledger.assume, ("x",), ["size"]),
+        "facts must be a list of names of inputs, got str": partial(ledger.assume, "x", "size"),
+        "facts must be a list of names of inputs, got int": partial(ledger.assume, "x", [1]),
+        "data must be a fingerprint, got int": partial(Ledger, data=3),
+        "ledger must be a Ledger, got str": partial(Account, "ledger.jsonl"),
+    }
+    for words, call in calls.items():
+        refused(call, TypeError, f"^{re.escape(words)}$")
+    refused(lambda: ledger.register(-1), ValueError, "^clients must be at least 0, got -1$")
+    assert not (tmp_path / "l").exists()
+    ledger.void("")
+    assert [one.guarantee().reason for one in (ledger, Ledger(tmp_path / "l"))] == ["no reason was given"] * 2
 
 
 def test_client_number_and_name_denote_the_same_client_and_known_facts_are_not_written_again(tmp_path: Path) -> None:
@@ -235,7 +252,7 @@ def test_client_number_and_name_denote_the_same_client_and_known_facts_are_not_w
         ledger.assume("private_histogram")
         ledger.void("shown", client=1)
         ledger.void("sent", client="1")
-        ledger.register(2)
+        ledger.register(np.int64(2))
         ledger.register(3)
         ledger.register([1, "b", "A"])
     lines = [json.loads(line) for line in (tmp_path / "l").read_text(encoding="utf-8").splitlines()]

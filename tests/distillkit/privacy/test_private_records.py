@@ -303,7 +303,7 @@ def test_contents_are_compared_up_to_contrast_and_rounding(side: int) -> None:
     images = torch.rand(600, 3, 2, side, generator=derive(2))
     apart = (0.01 if side == 4 else 0.02) * torch.randn(2, 3, 2, side, generator=derive(4))
     images[5] = images[4] + apart[0]  # nearly the same record, and not the same
-    images[3, 1], images[20], images[21] = 0.7, 0.0, torch.nan
+    images[3, 1], images[20], images[21] = 0.7, 0.0, torch.inf
     records = PrivateRecords([images], content=True)
     assert all(records.contain(image.clone()) for image in (*images[:9], images[-1]))
     assert not records.contain(images[4] + apart[1])

@@ -19,12 +19,10 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from distillkit._utils.files import write_atomically
 from distillkit.augment import CropFlip
-from distillkit.networks import ConvNet
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.normalization import ZCA, Normalization
 from distillkit.privacy import (
     Account,
-    BatchStatistics,
     EmbeddingNetworks,
     Ledger,
     NotAccountable,
@@ -166,14 +164,6 @@ def test_sets_that_lost_their_guarantee_are_no_public_inputs(
     refused(lambda: TrainedNetworks(toy_network, lost, Protocol(epochs=1)), PrivacyError, "data must be public")
     TrainedNetworks(toy_network, released, Protocol(epochs=1))
     assert condense(toy_set, init=released).info["epsilon"] is not None
-
-
-def test_batch_norm_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
-    ledger = Ledger()
-    networks = RandomNetworks(lambda: ConvNet((1, 4, 4), 3, width=2, depth=1, norm="batch").double())
-    with pytest.raises(BatchStatistics, match="^ConvNet has batch norm .* Use norm='instance'"):
-        condense(toy_set, networks=networks, ledger=ledger)
-    assert ledger.events == ()
 
 
 def test_statistics_of_the_private_images_are_refused(
