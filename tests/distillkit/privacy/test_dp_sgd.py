@@ -28,7 +28,6 @@ from distillkit.privacy import (
     train_private,
     without_batch_norm,
 )
-from distillkit.privacy.capture._captured_function import captured_augmentation
 from distillkit.privacy.gradients import dp_sgd, per_example
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
@@ -208,21 +207,6 @@ def test_refusals_name_the_remedy(toy_set: LabeledImages, factory: Any, loss: An
     ledger = Ledger()
     refused(lambda: train(factory(), toy_set, loss=loss, ledger=ledger), PrivacyError, words)
     assert ledger.events == ()
-
-
-class Keeping:
-    """Augmentation that mixes an image with the last one."""
-
-    last: Tensor | None = None
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        before, self.last = self.last, images
-        return images if before is None else images + before.mean(0)
-
-
-def test_augmentation_that_keeps_a_tensor_is_refused_when_captured() -> None:
-    with pytest.raises(BatchStatistics, match=r"Keeping keeps a tensor of an image \(it.last\)"):
-        captured_augmentation(Keeping(), torch.zeros(1, 1, 4, 4))
 
 
 @pytest.mark.parametrize(

@@ -396,13 +396,8 @@ def test_network_for_pixels_is_compared_on_pixels(kind: str) -> None:
         clipped_gradients(kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 2)), spread, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
         clipped_gradients(kind, rooted(0.5, outputs=1), losses, like)
-    steep = Layer(
-        lambda m, x: m.linear(x.flatten(1)) + 0 * m.zero(x.flatten(1)).sqrt(),
-        linear=nn.Linear(20, 3),
-        zero=nn.Linear(20, 3),
-    )
-    for parameter in steep.zero.parameters():
-        nn.init.zeros_(parameter)
+    roots = lambda m, x: m.linear(x.flatten(1)) + 0 * (x.flatten(1) @ m.zero).sqrt()  # noqa: E731
+    steep = Layer(roots, linear=nn.Linear(20, 3), zero=nn.Parameter(torch.zeros(20, 3)))
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):  # of some parameters
         clipped_gradients(kind, steep, losses, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
@@ -428,10 +423,8 @@ def test_parameters_are_plain_tensors(kind: str) -> None:
 @pytest.mark.parametrize(("kind", "part"), [("opacus", "_rows"), ("opacus-ghost", "_norms")])
 def test_gradients_may_differ_by_a_thousandth(kind: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, like = flat(nn.Tanh()), (torch.rand(2, 1, 5, 4), torch.tensor([0, 1]))
-    real, place = (
-        getattr(opacus_gradients.OpacusGradients, part),
-        r" \(parameter 1\.weight\)" if part == "_rows" else "",
-    )
+    real = getattr(opacus_gradients.OpacusGradients, part)
+    place = r" \(parameter 1\.weight\)" if part == "_rows" else ""
     words = rf"^Sequential: the gradients of 3 noise records in a batch differ from those of single records{place}\. A"
     length = lambda parts: torch.cat([part.flatten() for part in parts]).norm()  # noqa: E731
 
@@ -453,11 +446,7 @@ def test_gradients_may_differ_by_a_thousandth(kind: str, part: str, monkeypatch:
 
 
 def test_noise_is_of_both_kinds_with_labels_of_two_classes() -> None:
-    like = (
-        torch.zeros(9, 2, 8, dtype=torch.float64),
-        torch.zeros(9, dtype=torch.int64),
-        torch.zeros(9, 2, dtype=torch.int32),
-    )
+    like = torch.zeros(9, 2, 8, dtype=torch.float64), torch.zeros(9).long(), torch.zeros(9, 2).int()
     trials = opacus_gradients._trials(like)
     assert all([(t.shape, t.dtype) for t in trial] == [((3, *e.shape[1:]), e.dtype) for e in like] for trial in trials)
     normal, both, uniform, pixels, last = (trial[0] for trial in trials)

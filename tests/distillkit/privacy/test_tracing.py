@@ -315,21 +315,13 @@ def test_what_a_call_stores_is_named_and_removed(place: str) -> None:
 def test_what_a_module_holds_beside_its_state_is_listed() -> None:
     network: Any = Shared()
     things = [object() for _ in range(7)]
-    network.items, network.queue, network.table, network.unique = (
-        [things[0]],
-        deque([things[1]]),
-        {1: things[2]},
-        {things[3]},
-    )
+    network.items, network.queue, network.table = [things[0]], deque([things[1]]), {1: things[2]}
+    network.unique = {things[3]}
     network.pair, network.last, network.second.inner, network.plain = (things[4],), things[5], things[6], torch.zeros(2)
     network.rnn = nn.LSTM(2, 2)  # whose list of weights is part of its state
     held = held_beside_state(network)
-    wanted = [
-        *things,
-        *(vars(network)[name] for name in ("items", "queue", "table", "unique", "pair", "plain")),
-        network.first,
-    ]
-    assert all(any(one is other for other in held) for one in wanted)
+    containers = [vars(network)[name] for name in ("items", "queue", "table", "unique", "pair", "plain")]
+    assert all(any(one is other for other in held) for one in (*things, *containers, network.first))
     assert not any(one is other for one in (*network.parameters(), *network.buffers()) for other in held)
     network.shift.add_(1)
     assert all(a is b for a, b in zip(held, held_beside_state(network), strict=True))
@@ -380,11 +372,9 @@ def test_a_function_must_work_for_some_record_of_noise() -> None:
     words = "^it fails on a noise record: IndexError: index 9 is out of bounds for dimension 0 with size 2$"
     refused(lambda: captured(lambda s, x: torch.arange(2.0)[9 + (100 * x).long()]), NotCapturable, words)
     look = lambda s, x, place: [s[0][place] * x]  # noqa: E731
-    found = capture(look, [torch.arange(3.0)], [torch.zeros(2), torch.zeros(2, 2).long()], function_name="it")
-    assert found([torch.arange(3.0)], torch.tensor([2.0, 3]), torch.tensor([[2, 1], [0, 2]]))[0].tolist() == [
-        [4, 2],
-        [0, 6],
-    ]
+    values, places = torch.arange(3.0), torch.tensor([[2, 1], [0, 2]])
+    found = capture(look, [values], [torch.zeros(2), places], function_name="it")
+    assert found([values], torch.tensor([2.0, 3]), places)[0].tolist() == [[4, 2], [0, 6]]
     words = r"^it has sparse gradients, as of nn.Embedding\(sparse=True\); use dense ones$"
     mixed = lambda given, x: [x, x.to_sparse()]  # noqa: E731
     refused(lambda: capture(mixed, [], [torch.zeros(3, 4)], function_name="it"), NotCapturable, words)
