@@ -231,36 +231,6 @@ def places(value: Any) -> set[bool]:
     return {on_second_device(t) for t in values(value)}
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        data(6),
-        (data(6).images, data(6).labels),
-        (data(6).images.numpy(), [0, 1, 2, 0, 1, 2]),
-        torch.utils.data.TensorDataset(*data(6)),
-        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data(6))),
-        list(zip(*data(6), strict=True)),
-    ],
-)
-def test_images_in_every_form_move_with_their_labels(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    got: list[Any] = []
-    watched = on_device("images")(
-        lambda images, labels=None, num_classes=None, normalization=None, *, device=None: got.append(
-            (images, (labels, num_classes, normalization))
-        )
-    )
-    with second_device():
-        call = (form,) if not isinstance(form, list) else (torch.utils.data.Subset(form, range(6)),)  # type: ignore[arg-type]
-        watched(*call, device=DEVICE)
-        if isinstance(form, tuple):
-            watched(*form, num_classes=5, normalization=HALF, device=DEVICE)
-            assert (got[1][0].num_classes, got[1][0].normalization) == (5, HALF)
-        for images, given in got:
-            assert given == (None, None, None)
-            assert places(images) == {True}
-            assert images.labels.tolist() == [0, 1, 2, 0, 1, 2]
-
-
 def test_without_a_device_the_arguments_are_the_callers_own() -> None:
     given = [data(3), None, net(), Protocol(relabel=Relabel(net()))]
     found = seen(given[0], trained=given[2], options=given[3])
@@ -306,21 +276,6 @@ def test_networks_are_copied_and_options_follow_their_networks() -> None:
         on_device()(lambda x, options, device=None: got.append(options))(data(3), protocol, device=DEVICE)
         assert places(got[0].relabel.teacher) == {True}
         assert got[0].augment is protocol.augment
-        held = Held(own, [torch.zeros(1)])
-        on_device()(lambda x, options, device=None: got.append(options))(data(3), held, device=DEVICE)
-        assert (places(got[1].network), places(got[1].tensors[0])) == ({True}, {False})
-
-
-@dataclass
-class Held:
-    """Options with a network, with tensors, and with what their constructor does not take."""
-
-    network: nn.Module
-    tensors: list[Tensor]
-    own: nn.Module = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.own = self.network
 
 
 class Masked(nn.Module):
@@ -640,27 +595,41 @@ def test_private_sums_have_no_precision_and_refuse_autocast() -> None:
         WORK["condense_private"]()
 
 
-def test_second_sets_have_no_labels_of_their_own_and_options_go_to_the_first() -> None:
+@pytest.mark.parametrize("form", [data(6).images, data(6).images.numpy(), torch.utils.data.TensorDataset(*data(6))])
+def test_second_sets_have_no_labels_of_their_own_and_options_go_to_the_first(form: Any) -> None:
     got: list[Any] = []
 
     @on_device("images", "pool")
-    def call(images: Any, labels: Any = None, *, pool: Any = None, num_classes: Any = None, device: Any = None) -> None:
-        got.extend([images, labels, pool, num_classes])
+    def call(
+        images: Any, labels: Any = None, *, pool: Any = None, num_classes: Any = None, normalization: Any = None,
+        device: Any = None,
+    ) -> None:  # fmt: skip
+        got.extend([images, pool, labels, num_classes, normalization])
 
+    marks = {} if isinstance(form, torch.utils.data.Dataset) else {"labels": [0, 1, 2, 0, 1, 2]}
     with second_device():
-        call(data(6).images, [0, 1, 2, 0, 1, 2], pool=(data(3).images, [0, 1, 1]), num_classes=5, device=DEVICE)
-        assert (got[0].num_classes, got[1], got[2].num_classes, got[3]) == (5, None, 2, None)
-        assert places(got[0]) == places(got[2]) == {True}
+        pool = (data(3).images, [0, 1, 1])
+        call(form, **marks, pool=pool, num_classes=5, normalization=HALF, device=DEVICE)
+        assert got[2:] == [None, None, None]
+        assert [(one.num_classes, one.normalization, places(one)) for one in got[:2]] == [
+            (5, HALF, {True}), (2, Normalization((0.0,), (1.0,)), {True}),
+        ]  # fmt: skip
+        assert got[0].labels.tolist() == [0, 1, 2, 0, 1, 2]
         words = "labels must be given, because pool is a Tensor"
         refused(lambda: call(data(3), [0, 1, 2], pool=data(3).images, device=DEVICE), TypeError, words)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Holding:
-    """Options with a tensor, which stays where it is unless it is a result."""
+    """Options with tensors, which stay where they are unless they are a result, and what is no argument."""
 
     rows: Tensor
     network: Any
+    others: Any = ()
+    own: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own = self.network
 
 
 def test_tensors_move_in_containers_and_in_results_but_not_in_options() -> None:
@@ -668,13 +637,16 @@ def test_tensors_move_in_containers_and_in_results_but_not_in_options() -> None:
 
     @on_device()
     def call(images: Any, group: Any, pair: Any, options: Any, *, device: Any = None) -> Any:
-        got.extend([group["a"], pair[0], group["message"].update, options.network, options.rows])
+        got.extend([group["a"], pair[0], group["message"].update, options.network, options.rows, options.others[0]])
         return {"b": [Holding(options.rows.to(DEVICE), Holding(options.rows.to(DEVICE), net()))]}
 
     with second_device():
-        given, message = Holding(torch.ones(2), net()), SimpleNamespace(replay=print, update=torch.ones(2))
+        given, message = (
+            Holding(torch.ones(2), net(), [torch.ones(2)]),
+            SimpleNamespace(replay=print, update=torch.ones(2)),
+        )
         made = call(torch.ones(1), {"a": torch.ones(2), "message": message}, (torch.ones(3), 1), given, device=DEVICE)
-        assert [places(one) for one in got] == [{True}] * 4 + [{False}]
+        assert [places(one) for one in got] == [{True}] * 4 + [{False}] * 2
         back = (made["b"][0].rows, made["b"][0].network.rows, given.network, message.update)
         assert [places(one) for one in back] == [{False}] * 4
 

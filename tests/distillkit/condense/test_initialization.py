@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import class_statistics, images_from_statistics, initial_images
-from distillkit.rng import derive
+from distillkit.rng import as_generator, derive
 from distillkit.sets import TiledImages, Tiles
+from distillkit.sets._class_index import class_rows, random_rows
 from tests.refused import refused
 
 
@@ -23,7 +24,7 @@ def real(*counts: int, size: int = 4) -> LabeledImages:
 
 @pytest.mark.usefixtures("global_rng_untouched")
 @given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=4).filter(any), ipc=st.integers(1, 5))
-def test_real_images_are_of_their_class_and_distinct_if_possible(counts: list[int], ipc: int) -> None:
+def test_real_images_are_drawn_for_each_class_alone(counts: list[int], ipc: int) -> None:
     data = real(*counts)
     made = initial_images(data, ipc, generator=3)
     owned = [c for c, n in enumerate(counts) if n]
@@ -31,22 +32,12 @@ def test_real_images_are_of_their_class_and_distinct_if_possible(counts: list[in
     assert (made.normalization, made.num_classes) == (data.normalization, len(counts))
     assert made.info["absent"] == [c for c, n in enumerate(counts) if not n]
     assert made.info["with_replacement"] == [c for c in owned if counts[c] < ipc]
-    source = {tuple(image.flatten().tolist()): int(label) for image, label in zip(*data, strict=True)}
-    for c, images in zip(owned, made.images.split(ipc), strict=True):
-        drawn = [tuple(image.flatten().tolist()) for image in images]
-        assert {source[key] for key in drawn} == {c}
-        assert len(set(drawn)) == min(ipc, counts[c])
-
-
-def test_draws_depend_only_on_the_generator() -> None:
-    for init in ("real", "noise", "statistics", "statistics-whole-set"):
-        one, two, other = (initial_images(real(9, 9), 2, init=init, generator=g) for g in (0, derive(0), 1))
-        assert torch.equal(one.images, two.images)
-        assert not torch.equal(one.images, other.images)
-        assert one.info["init"] == init
-    assert torch.equal(initial_images(real(9, 9), 2, classes=[1]).images, initial_images(real(9, 9), 2).images[2:])
-    twins = LabeledImages(torch.randn(9, 1, 2, 2).repeat(2, 1, 1, 1), torch.arange(2).repeat_interleave(9))
-    assert not torch.equal(*initial_images(twins, 4).images.split(4))  # each class has its own draws
+    seed = int(torch.randint(2**62, (), generator=as_generator(3)))
+    rows = class_rows(data)
+    index = torch.cat([random_rows({c: rows[c]}, [ipc], derive(seed, c))[0] for c in owned])
+    assert torch.equal(made.images, data.images[index])
+    alone = initial_images(data, ipc, classes=owned[-1:], generator=3)
+    assert torch.equal(alone.images, made.images[-ipc:])
 
 
 def test_only_noise_starts_an_absent_class() -> None:

@@ -46,14 +46,11 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_foreign_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
+def test_foreign_and_missing_files_are_refused(tmp_path: Path) -> None:
     refused(lambda: load_state(tmp_path / "nothing"), FileNotFoundError, "should hold a condenser's state")
     foreign = tmp_path / "foreign"
     save_file({"images": torch.zeros(1)}, foreign)
     refused(lambda: load_state(foreign), ValueError, "is not a condenser's state")
-    path = save_state(tmp_path / "torn", state())
-    path.write_bytes(path.read_bytes()[:-5])
-    refused(lambda: load_state(path), ValueError, "damaged")
 
 
 def test_resuming_requires_equal_arguments_and_no_fewer_steps(tmp_path: Path) -> None:

@@ -210,8 +210,13 @@ def test_image_that_occurs_twice_is_marked() -> None:
     for twice in (data[[-1, 7]], data[torch.tensor([0, 0])], LabeledImages.concatenate([data, data]), *read):
         assert twice.info == {"derived": "repeated images"}
     assert make({"derived": "k"})[[0, 0]].info == {"derived": "k; repeated images"}
-    for once in (data[[-1, 6]], data[data.labels == 1], LabeledImages.concatenate([data[:0], data[:0], data])):
+    turned, other = data.replace(images=data.images.mT), make({"a": 1}, 1)
+    joined = [[data[:0], data[:0], data], [data, turned], [data, make({}, 2)]]
+    for once in (data[[-1, 6]], data[data.labels == 1], *map(LabeledImages.concatenate, joined)):
         assert once.info == {}
+    both = {"provenance": [{}, {"a": 1}]}
+    assert LabeledImages.concatenate([data, other[:0]]).info == both
+    assert LabeledImages.concatenate([data, data, other]).info == {"derived": "repeated images", **both}
 
 
 def test_equal_entries_stay_and_later_ones_reach_the_provenance() -> None:
