@@ -93,9 +93,7 @@ def test_only_requested_files_are_required(tmp_path: Path) -> None:
         ({"corruptions": ["fog"], "pictures": 21}, ValueError, "pictures must be at most 20"),
     ],
 )
-def test_invalid_options_are_refused(
-    options: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
-) -> None:
+def test_invalid_options_are_refused(options: Any, error: type[Exception], words: str, tmp_path: Path) -> None:
     refused(lambda: split_cifar10c(write(tmp_path, "fog"), **options), error, words)
 
 
@@ -114,9 +112,7 @@ def test_invalid_options_are_refused(
         ("labels", np.full(100, 10, np.uint8), "labels must be below num_classes=10"),
     ],
 )
-def test_files_of_another_layout_are_refused_by_name(
-    file: str, array: NDArray[Any], words: str, tmp_path: Path
-) -> None:
+def test_files_of_another_layout_are_refused(file: str, array: NDArray[Any], words: str, tmp_path: Path) -> None:
     write(tmp_path, "fog")
     np.save(tmp_path / f"{file}.npy", array)
     refused(lambda: load_cifar10c(tmp_path, corruptions=["fog"]), ValueError, words)

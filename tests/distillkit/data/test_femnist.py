@@ -41,9 +41,7 @@ def write(folder: Path, whole: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("whole", [False, True])  # k / 255 as the script writes, or k as the README says
-def test_pixels_labels_and_writers_are_those_of_the_files(
-    whole: bool, tmp_path: Path, global_rng_untouched: None
-) -> None:
+def test_pixels_labels_and_writers(whole: bool, tmp_path: Path, global_rng_untouched: None) -> None:
     split = load_femnist(write(tmp_path, whole))
     assert (split.users, split.domains) == (("f0000_14", "f0001_41", "f0002_01"), ())
     # LEAF's relabel_class: 0..9 for digits, 10..35 for upper case, 36..61 for lower case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ X = torch.randn(6, 3, 4, 4, generator=derive(0))
 Y = torch.arange(6) % 3
 ROWS = torch.rand(6, 3, generator=derive(1)).softmax(1)
 CIFAR = Normalization([0.49, 0.48, 0.45], [0.25, 0.24, 0.26])
+read = partial(load_set, normalization=CIFAR)
 
 
 def dm(path: Path, count: int) -> Path:
@@ -39,35 +41,33 @@ def test_files_of_dc_dsa_and_dm(tmp_path: Path) -> None:
     assert (found.normalization, found.class_names) == (CIFAR, ("a", "b", "c"))
     assert found.info == {"source": path.name, "run": 2}
     for run in (0, 1, 2):
-        one = load_set(path, normalization=CIFAR, run=run)
+        one = read(path, run=run)
         assert torch.equal(one.images, X + run)
         assert one.info == {"source": path.name, "run": run}
-    with pytest.raises(ValueError, match=r"run must be in \[0, 3\), the number of sets in .*, got 3"):
-        load_set(path, normalization=CIFAR, run=3)
+    refused(lambda: read(path, run=3), ValueError, r"run must be in \[0, 3\), the number of sets in .*, got 3")
     old = dm(tmp_path / "one.PT", 1)
     old.write_bytes(old.read_bytes().replace(b"numpy._core", b"numpy.core"))  # as of NumPy 1
-    assert load_set(old, normalization=CIFAR).info == {"source": "one.PT"}
+    assert read(old).info == {"source": "one.PT"}
 
 
 def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
     for name, tensor in (("image_a.pt", X), ("label_a.pt", Y)):
         torch.save(tensor, tmp_path / name)
-    assert torch.equal(load_set(tmp_path / "image_a.pt", normalization=CIFAR).labels, Y)
+    assert torch.equal(read(tmp_path / "image_a.pt").labels, Y)
     torch.save(X.clone().requires_grad_(), tmp_path / "images_best.pt")
-    with pytest.raises(FileNotFoundError, match=r"images_best\.pt holds images only.*labels_best\.pt"):
-        load_set(tmp_path, normalization=CIFAR)
+    refused(lambda: read(tmp_path), FileNotFoundError, r"images_best\.pt holds images only.*labels_best\.pt")
     torch.save(X, tmp_path / "syn.pt")  # of which no name of labels can be made
-    refused(lambda: load_set(tmp_path / "syn.pt", normalization=CIFAR), FileNotFoundError, "syn.pt holds images only")
+    refused(lambda: read(tmp_path / "syn.pt"), FileNotFoundError, "syn.pt holds images only")
     torch.save(Y, tmp_path / "labels_best.pt")
     for source in (tmp_path, tmp_path / "images_best.pt"):
-        found = load_set(source, normalization=CIFAR)
+        found = read(source)
         assert torch.equal(found.images, X)
         assert torch.equal(found.labels, Y)
         assert (found.images.requires_grad, found.info) == (False, {"source": source.name})
     torch.save((4 * ROWS - 2).requires_grad_(), tmp_path / "labels_best.pt")
     torch.save(torch.tensor(0.0125), tmp_path / "lr_best.pt")
-    refused(lambda: load_set(tmp_path, normalization=CIFAR), ValueError, r"rows of .* are not probabilities.*logits=")
-    found = load_set(tmp_path, normalization=CIFAR, logits=True)
+    refused(lambda: read(tmp_path), ValueError, r"rows of .* are not probabilities.*logits=")
+    found = read(tmp_path, logits=True)
     assert torch.allclose(found.labels, (4 * ROWS - 2).softmax(1))
     assert torch.equal(found.columns["logits"], 4 * ROWS - 2)
     assert not found.columns["logits"].requires_grad
@@ -91,7 +91,7 @@ def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
 )
 def test_other_layouts(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "data_best.pt")
-    found = load_set(tmp_path / "data_best.pt", normalization=CIFAR)
+    found = read(tmp_path / "data_best.pt")
     assert torch.equal(found.images, X)
     assert torch.equal(found.labels, Y)
     assert found.labels.dtype == torch.int64
@@ -100,7 +100,7 @@ def test_other_layouts(tmp_path: Path, content: Any) -> None:
 
 def test_bytes_are_pixels_and_rows_in_half_precision_are_renormalized(tmp_path: Path) -> None:
     torch.save([(X * 40 + 128).clamp(0, 255).byte(), ROWS.half()], tmp_path / "a.pth")
-    found = load_set(tmp_path / "a.pth", normalization=CIFAR)
+    found = read(tmp_path / "a.pth")
     assert torch.allclose(found.pixels(), (X * 40 + 128).clamp(0, 255).byte() / 255, atol=1e-6)
     assert torch.allclose(found.labels.sum(1), torch.ones(6), atol=1e-6)
     assert torch.allclose(found.labels, ROWS, atol=1e-3)
@@ -108,12 +108,12 @@ def test_bytes_are_pixels_and_rows_in_half_precision_are_renormalized(tmp_path: 
     for factor, accepted in ((1.009, True), (1.011, False), (0.991, True), (0.989, False)):
         torch.save([X, torch.cat([ROWS[:5], ROWS[5:] * factor])], tmp_path / "a.pt")
         if accepted:
-            assert torch.allclose(load_set(tmp_path / "a.pt", normalization=CIFAR).labels, ROWS)
+            assert torch.allclose(read(tmp_path / "a.pt").labels, ROWS)
         else:
-            refused(lambda: load_set(tmp_path / "a.pt", normalization=CIFAR), ValueError, "are not probabilities")
+            refused(lambda: read(tmp_path / "a.pt"), ValueError, "are not probabilities")
     torch.save([X, torch.tensor([[1.5, -0.5, 0]] * 5 + [[0.5, 0.5, 0.009]])], tmp_path / "a.pt")
     with pytest.raises(ValueError, match="range from -0.5 to 1.5 and sum to 1 to 1.01; pass logits=True if they are"):
-        load_set(tmp_path / "a.pt", normalization=CIFAR)
+        read(tmp_path / "a.pt")
 
 
 class Runs:
@@ -128,32 +128,31 @@ class Runs:
 
 def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
     torch.save({"data": [[X, Y]], "generator": Runs(tmp_path / "trace")}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=r"a\.pt cannot be read as tensors alone.*weights_only=False"):
-        load_set(tmp_path / "a.pt", normalization=CIFAR)
+    refused(lambda: read(tmp_path / "a.pt"), ValueError, r"a\.pt cannot be read as tensors alone.*weights_only=False")
     (tmp_path / "b.pt").write_bytes(pickle.dumps(Runs(tmp_path / "trace"), protocol=2))
-    refused(lambda: load_set(tmp_path / "b.pt", normalization=CIFAR), ValueError, r"b\.pt cannot be read as tensors")
+    refused(lambda: read(tmp_path / "b.pt"), ValueError, r"b\.pt cannot be read as tensors")
     assert not (tmp_path / "trace").exists()
 
 
 def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
     path = dm(tmp_path / "a.pt", 1)
     refused(lambda: load_set(path), TypeError, r"normalization must be given, because a\.pt does not contain it")
-    refused(lambda: load_set(path, normalization=CIFAR, logits=True), ValueError, "logits=True needs label rows")
-    refused(lambda: load_set(path, normalization=CIFAR, logits="no"), TypeError, "logits must be")  # type: ignore[arg-type]
+    refused(lambda: read(path, logits=True), ValueError, "logits=True needs label rows")
+    refused(lambda: read(path, logits="no"), TypeError, "logits must be")  # type: ignore[arg-type]
     torch.save({"weights": X}, tmp_path / "b.pt")
     with pytest.raises(ValueError, match=r"b\.pt holds a dictionary of weights; expected tensors `images`"):
-        load_set(tmp_path / "b.pt", normalization=CIFAR)
+        read(tmp_path / "b.pt")
     odd: Any = ({"images": X}, {"labels": Y}, [[1, 2], [X, Y]], [], [1, 2], [X[0], Y], [X, Y, 0.1, 0.2], "text")
     for content in (*odd, {"data": 3}, {"images": X[0], "labels": Y}):
         torch.save(content, tmp_path / "c.pt")
-        refused(lambda: load_set(tmp_path / "c.pt", normalization=CIFAR), ValueError, r"c\.pt")
+        refused(lambda: read(tmp_path / "c.pt"), ValueError, r"c\.pt")
     torch.save([X, Y + 0.5], tmp_path / "c.pt")
-    refused(lambda: load_set(tmp_path / "c.pt", normalization=CIFAR), TypeError, "labels must be class indices")
+    refused(lambda: read(tmp_path / "c.pt"), TypeError, "labels must be class indices")
     torch.save((X, Y, torch.tensor([0.1, 0.2])), tmp_path / "c.pt")
-    assert "lr_student" not in load_set(tmp_path / "c.pt", normalization=CIFAR).info
+    assert "lr_student" not in read(tmp_path / "c.pt").info
     torch.save((X, Y, 0.0), tmp_path / "c.pt")
-    assert load_set(tmp_path / "c.pt", normalization=CIFAR).info["lr_student"] == 0
-    refused(lambda: load_set(tmp_path / "d.pt", normalization=CIFAR), FileNotFoundError, "d.pt does not exist")
+    assert read(tmp_path / "c.pt").info["lr_student"] == 0
+    refused(lambda: read(tmp_path / "d.pt"), FileNotFoundError, "d.pt does not exist")
     refused(lambda: load_set("cifar10-dm-3"), FileNotFoundError, "no set .*'cifar10-dm-3'; shipped .*: digits-c.*, f")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import UserDict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,7 @@ TORN, MORE = (
 FLOATS = SPACE.encode(PIXELS.float() / 255)
 SOURCES: dict[str, Any] = {
     "list of pairs": list(zip(PIXELS, LABELS)),
+    "tuple of pairs": tuple(zip(PIXELS, LABELS)),
     "values": dict(enumerate(zip(PIXELS, LABELS))).values(),
     "generator": iter(list(zip(PIXELS, LABELS.tolist()))),
     "stream": Stream(),
@@ -68,7 +70,7 @@ SOURCES: dict[str, Any] = {
     "stream of rows": iter([{"image": one, "label": int(c)} for one, c in zip(PICTURES, LABELS)]),
     "floats": list(zip(FLOATS, LABELS)),
     "loader": DataLoader(list(zip(FLOATS, LABELS)), batch_size=20),  # type: ignore[arg-type]
-    "loader of rows": DataLoader([{"image": x, "label": c} for x, c in zip(PIXELS, LABELS)], batch_size=7),  # type: ignore[arg-type]
+    "loader of rows": DataLoader([UserDict(image=x, label=c) for x, c in zip(PIXELS, LABELS)], batch_size=7),  # type: ignore[arg-type]
     "words": list(zip(PIXELS, WORDS)),
     "label rows": list(zip(PIXELS, torch.eye(4)[LABELS])),
 }
@@ -79,7 +81,7 @@ def test_the_stored_set_equals_the_set_in_memory(name: str, tmp_path: Path) -> N
     source = SOURCES[name]
     options = {"normalization": SPACE, "progress": False}
     stored = store_dataset(source, tmp_path / "a.npy", **options)
-    whole = [*zip(*source)] if isinstance(source, tuple) else [*zip(PIXELS, WORDS if name == "words" else LABELS)]
+    whole = [*zip(*source)] if name in ("arrays", "tensors") else [*zip(PIXELS, WORDS if name == "words" else LABELS)]
     if name == "label rows":
         whole = [*zip(PIXELS, torch.eye(4)[LABELS])]
     require_same_set(stored.read(), LabeledImages.from_dataset(whole, **options))  # type: ignore[arg-type]
@@ -186,9 +188,7 @@ def test_a_pass_over_a_loader_leaves_the_global_random_state(tmp_path: Path) -> 
     assert torch.equal(stored.read().images, store_dataset(loader, tmp_path / "a.npy").read().images)
 
 
-def test_a_dataset_larger_than_memory_is_refused_with_the_call_that_stores_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_dataset_larger_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data, pages = Pairs(list(zip(PIXELS, LABELS))), 4 * PIXELS.numel() // 60
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 60, "SC_PHYS_PAGES": pages - 1}.__getitem__)
     refused(lambda: as_set(data), ValueError, r"take 81 kB as floats.*use distillkit\.data\.store_dataset\(\.\.\.\)")
@@ -211,6 +211,7 @@ def test_a_dataset_larger_than_memory_is_refused_with_the_call_that_stores_it(
         (MORE, ValueError, "must hold 34 items, .* but gave 35"),
         (pd.DataFrame({"image": [1], "label": [2]}), TypeError, "dataset must be a torch.utils.data.Dataset"),
         ([*zip(PIXELS[:32], LABELS), PIXELS[0]], TypeError, r"counted from item 32 of the dataset"),
+        ([PIXELS[0]], TypeError, r"item 0 is Tensor \[3, 10, 9\]$"),
         ([], ValueError, "at least one item"),
         (iter([]), ValueError, "at least one item"),
         (PIXELS, TypeError, "dataset must be a torch.utils.data.Dataset"),
