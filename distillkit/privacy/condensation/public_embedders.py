@@ -97,7 +97,7 @@ class PublicEmbedder:
             Embeddings, float [N, F].
         """
         if self.augment is not None:
-            images = self.augment(images, self._generator(), siamese=True)
+            images = self.augment(images.clone(), self._generator(), siamese=True)
         return self.plain(images)
 
     def _generator(self) -> torch.Generator:
@@ -114,7 +114,7 @@ class PublicEmbedder:
         Returns:
             Embeddings, float [N, F].
         """
-        return embed(self.network, images, self.match)
+        return embed(self.network, images.clone(), self.match)  # a layer may work in place
 
     def prepare(self, like: Tensor, *, gradients: bool = False) -> None:
         """Embed one gray image as a private image, so that an unsuitable network is refused before it gets records.
@@ -149,7 +149,7 @@ class PublicEmbedder:
         """
         require_plain([images], f"the network {type(self.network).__name__}")
         if self.own:
-            return self.embedding(images.clone(memory_format=torch.channels_last))  # a layer may work in place
+            return self.embedding(images.clone(memory_format=torch.channels_last))
         if self.augment is not None:
             if self._augment_private is None:
                 self._augment_private = captured_augmentation(self.augment, images, siamese=True)
@@ -217,9 +217,9 @@ class PublicEmbedder:
         def inner(shared: list[Tensor], cotangent: Tensor) -> list[Tensor]:
             start = shared[-1].detach().requires_grad_()
             with torch.enable_grad():
-                seen = start
+                seen = start.clone()
                 if self.augment is not None and not is_own_augmentation(self.augment):
-                    seen = self.augment(start, MARKER, siamese=True)
+                    seen = self.augment(seen, MARKER, siamese=True)
                 mean = self._call.at(shared[:-1], seen).mean(0)
             return [torch.autograd.grad(mean, start, cotangent)[0]]
 

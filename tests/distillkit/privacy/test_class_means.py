@@ -18,6 +18,7 @@ from distillkit.normalization import Normalization
 from distillkit.privacy import (
     Account,
     BudgetExhausted,
+    EmbeddingNetworks,
     Ledger,
     Passes,
     PrivacyError,
@@ -27,11 +28,13 @@ from distillkit.privacy import (
     class_sums,
     condense_private,
     fit_to_means,
+    image_sgd,
     release,
 )
 from distillkit.privacy._public_noise import public_noise
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from tests.distillkit.privacy.faulty_network import Layer
 from tests.distillkit.privacy.options import condensed
 from tests.refused import refused
 
@@ -211,6 +214,27 @@ def test_class_sums_equal_a_plain_loop(
             torch.testing.assert_close(sums[k, c], vectors[toy_set.labels == c].sum(0))
     for labels, words in ((toy_set.labels, "must be below num_classes=2, got 2"), (toy_set.labels[1:], "got 11")):
         refused(lambda y=labels: class_sums(toy_set.images, y, embedders, num_classes=2), ValueError, words)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_layers_and_augmentations_may_work_in_place(own: bool, toy_set: LabeledImages) -> None:
+    before = toy_set.images.clone()
+
+    def condense(inplace: bool) -> list[Tensor]:
+        layers = nn.ReLU(inplace), nn.Identity() if own else Layer(lambda m, x: x), nn.Flatten(), nn.Linear(16, 3)
+        augment = None if own else (lambda x, generator, siamese: x.mul_(2) if inplace else 2 * x)
+        network = build(lambda: nn.Sequential(*layers).double(), 0)
+        networks = EmbeddingNetworks(FixedNetwork(network), augment=augment)
+        options: dict[str, Any] = {"networks": networks, "ipc": 1, "steps": 1, "progress": False}
+        accounts = [Account(Ledger(), secret=Secret(3)) for _ in range(2)]
+        means = condense_private(
+            toy_set, epsilon=2.0, num_networks=2, passes=Passes(first_share=0.0), ledger=accounts[0], **options
+        )
+        steps = image_sgd(toy_set, size=12, sigma=1.0, ledger=accounts[1], **options)
+        return [means.images, steps.images, toy_set.images]
+
+    for ours, theirs in zip(condense(inplace=True), [*condense(inplace=False)[:2], before], strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("first_share", [0.0, 0.2])
