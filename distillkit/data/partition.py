@@ -89,8 +89,7 @@ def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: S
         others = torch.randperm(total, generator=rng)
         others = others[~owns[client, others]]
         owned_already = owns.any(0)[others].long()
-        if clients < total:
-            others = others[owned_already.argsort(stable=True)]
+        others = others[owned_already.argsort(stable=True)]
         owns[client, others[: k - 1]] = True
     return allocate_evenly(groups, owns, labels, rng)
 

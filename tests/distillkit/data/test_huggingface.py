@@ -45,7 +45,7 @@ FORMS = {
     "numpy": lambda own: own.with_format("numpy"),
     "streamed": lambda own: own.to_iterable_dataset(),
     "streamed tensors": lambda own: own.to_iterable_dataset().with_format("torch"),
-    "a loader": lambda own: DataLoader(own, batch_size=2),
+    "a loader": lambda own: DataLoader(own.with_format("torch"), batch_size=2),  # whose batches are stored
     "a subset": lambda own: Subset(own, range(6)),
     "encoded": lambda own: own.cast_column("image", datasets.Image(decode=False)),
 }
@@ -57,8 +57,6 @@ def test_rows_in_all_formats_give_equal_sets(
     form: str, channels: int, tmp_path: Path, global_rng_untouched: None
 ) -> None:
     source = FORMS[form](rows(channels))
-    if form == "a loader":  # whose batches are stored, and must therefore be tensors
-        source = DataLoader(rows(channels).with_format("torch"), batch_size=2)
     for made in (as_set(source, progress=False), store_dataset(source, tmp_path / "a.npy", progress=False).read()):
         assert torch.equal(made.images, torch.from_numpy(ARRAYS[..., :channels]).permute(0, 3, 1, 2) / 255)
         assert (made.labels.tolist(), made.class_names, made.classes_given) == (LABELS, NAMES, False)

@@ -56,6 +56,9 @@ def test_default_photos_and_seeds() -> None:
     twice = mnist_m_like(Split(digits.train, digits.train, digits.classes))
     assert not torch.equal(twice.train.images, twice.test.images)
     assert mnist_m_like(digits, photos=[np.zeros((16, 14, 3), np.uint8)]).train.shape == first.shape == (3, 16, 14)
+    private = Split(digits.train, digits.test.replace(info={"epsilon": 1.0}), digits.classes)
+    reason = "some of the joined images have no guarantee; photos of unknown origin (before: epsilon 1)"
+    assert mnist_m_like(private).train.info["reason"] == reason
     for given, info, name in ((True, {}, "digits-m-like"), (False, {"dataset": "mnist"}, "mnistm-like")):
         known = Split(*(part.replace(classes_given=given, info=info) for part in digits), digits.classes)
         assert {(part.classes_given, part.info["dataset"]) for part in mnist_m_like(known)} == {(given, name)}

@@ -84,9 +84,6 @@ def test_invalid_contents_are_named(tmp_path: Path) -> None:
         refused(lambda: load("bloodmnist", root=tmp_path), ValueError, rf"bloodmnist\.npz {words}")
     write(tmp_path, "bloodmnist", test_labels=np.full((4, 1), 8, np.uint8))
     refused(lambda: load("bloodmnist", root=tmp_path), ValueError, "labels must be below num_classes=8, got 8")
-    file = tmp_path / "bloodmnist.npz"
-    file.write_bytes(file.read_bytes()[:-200])
-    refused(lambda: load("bloodmnist", root=tmp_path), ValueError, r"bloodmnist\.npz is damaged")
 
 
 @pytest.mark.parametrize("name", ["pathmnist32", "organmnist3d", "mnist64", "pathmnist640"])

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from distillkit import LabeledImages, Normalization
@@ -172,15 +171,8 @@ def test_floats_are_pixels_up_to_rounding(value: float, stored: float | None, tm
 
 
 def test_a_pass_over_a_loader_leaves_the_global_random_state(tmp_path: Path) -> None:
-    class Noisy(Dataset[Any]):
-        def __len__(self) -> int:
-            return 20
-
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            return torch.rand(1, 4, 4), index
-
     before = torch.get_rng_state()
-    loader = DataLoader(Noisy(), batch_size=6, shuffle=True)
+    loader = DataLoader([*zip(PIXELS, range(20))], batch_size=6, shuffle=True)  # type: ignore[arg-type]
     stored = store_dataset(loader, tmp_path / "a.npy")
     assert torch.equal(before, torch.get_rng_state())
     assert stored.labels.tolist() != list(range(20))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import threading
 import warnings
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.data import _cache as caches
 from distillkit.data import clients, load_folder, load_npz, load_table, open_folder, open_npz, partition
 from distillkit.data.readers import _picture_list
-from distillkit.sets import StoredImages, as_set
+from distillkit.sets import as_set
 from tests.refused import refused
 from tests.stored import require_same, require_same_set
 
@@ -48,13 +48,19 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("source") / "pets", 6)
 
 
+class Decoded(list[str]):
+    """Names of decoded pictures, after `limit` of which a call is interrupted."""
+
+    limit = 1000
+
+
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the names of decoded pictures."""
-    found: list[str] = []
-    read = _picture_list.read_picture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Decoded:
+    found, read = Decoded(), _picture_list.read_picture
 
     def counted(file: Path, *options: Any) -> torch.Tensor:
+        if len(found) > found.limit:
+            raise KeyboardInterrupt
         found.append(file.name)
         return read(file, *options)
 
@@ -62,19 +68,12 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def cut_off(path: Path, cache: Path, decoded: list[str], after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_off(path: Path, cache: Path, decoded: Decoded, after: int) -> None:
     """Open a folder and interrupt the call after the given number of pictures."""
-    counted = _picture_list.read_picture
-
-    def killed(file: Path, *options: Any) -> torch.Tensor:
-        if len(decoded) > after:
-            raise KeyboardInterrupt
-        return counted(file, *options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_picture_list, "read_picture", killed)
-        with pytest.raises(KeyboardInterrupt):
-            open_folder(path, cache=cache, workers=1)
+    decoded.limit = after
+    with pytest.raises(KeyboardInterrupt):
+        open_folder(path, cache=cache, workers=1)
+    decoded.limit = Decoded.limit
 
 
 def indices(count: int) -> st.SearchStrategy[Any]:
@@ -185,9 +184,9 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
         require_same(open_folder(path, cache=cache, normalization=HALF), wanted)
 
 
-def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: Decoded) -> None:
     path = made(tmp_path / "pets", 40)
-    cut_off(path, tmp_path / "cache", decoded, 50, monkeypatch)
+    cut_off(path, tmp_path / "cache", decoded, 50)
     done = len(decoded) - 1
     assert 0 < done < 80
     assert not list((tmp_path / "cache").glob("*.safetensors"))
@@ -218,11 +217,11 @@ def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: list[str], mon
     ids=["zeros", "header", "empty", "more pictures", "another shape", "no pixels", "no hashes"],
 )
 def test_an_interrupted_cache_that_was_spoiled_is_written_again(
-    spoil: Callable[[Path], object], tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+    spoil: Callable[[Path], object], tmp_path: Path, decoded: Decoded
 ) -> None:
     """After a power cut a file may have its length but not its first bytes."""
     path = made(tmp_path / "pets")
-    cut_off(path, tmp_path / "cache", decoded, 3, monkeypatch)
+    cut_off(path, tmp_path / "cache", decoded, 3)
     [pixels] = (tmp_path / "cache").glob("*.npy")
     spoil(pixels)
     stored = open_folder(path, cache=tmp_path / "cache", normalization=HALF).train
@@ -230,14 +229,10 @@ def test_an_interrupted_cache_that_was_spoiled_is_written_again(
 
 
 def test_threads_that_open_the_same_folder_write_one_cache(pets: Path, tmp_path: Path, decoded: list[str]) -> None:
-    found: list[StoredImages] = []
-    threads = [threading.Thread(target=lambda: found.append(open_folder(pets, cache=tmp_path).train)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({data.path for data in found}) == 1
-    assert (len(found), len(decoded)) == (3, 12 + 3)
+    with ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(lambda _: open_folder(pets, cache=tmp_path).train.path, range(3))]
+    assert len(set(found)) == 1
+    assert len(decoded) == 12 + 3
 
 
 def test_the_folder_and_the_size_of_a_cache_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,8 +234,7 @@ def test_missing_pictures_name_the_folder_that_has_them(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert same(load_table(beside, folder="train", normalization=HALF))
     words = r"12 missing pictures; pass folder='.*/train', which has .*: 000, 001, 002, \.\.\."
-    for read in (load_table, open_table):
-        refused(lambda read=read: read(beside), FileNotFoundError, words)
+    refused(lambda: load_table(beside), FileNotFoundError, words)
     three = pd.read_csv(beside, dtype=str)[:3].assign(id=["000.png", "001.png", "002.png"])
     refused(lambda: load_table(three, folder=tmp_path / "a" / "b"), FileNotFoundError, "3 missing pictures: 000.png, ")
     save(tmp_path / "000.png", picture(0))
@@ -245,8 +244,7 @@ def test_missing_pictures_name_the_folder_that_has_them(tmp_path: Path, monkeypa
     (tmp_path / "000.png").rename(tmp_path / "train" / "000.png")
     beside.rename(table)
     beside.parent.rmdir()
-    for read in (load_table, open_table):
-        refused(lambda read=read: read(table), FileNotFoundError, words)
+    refused(lambda: open_table(table), FileNotFoundError, words)
     words = r"train\.csv, which .*read it with load_table\('/.*/train.csv', folder='.*train'"
     refused(lambda: load_folder(tmp_path), ValueError, words)
 
