@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 import fl.addons.condensed as condensed_module
-from distillkit.condense import load_state
+from distillkit.condense import load_state, save_state
 from distillkit.data import load, partition
 from distillkit.networks import ConvNet
 from distillkit.sets import LabeledImages
@@ -28,6 +26,11 @@ from fl.study import Federated
 from tests.fl.federations import images
 
 SHAPE = (1, 4, 4)
+TASK = Task(
+    "digits", partial(load, "digits", size=8), partial(partition.iid, clients=2), rounds=2,
+    factory_options={"width": 4, "depth": 1},
+)  # fmt: skip
+QUIET: dict[str, Any] = {"trial": False, "progress": False}
 
 
 def network(outputs: int) -> ConvNet:
@@ -87,41 +90,20 @@ def test_run_that_stops_after_every_step_of_condensing_equals_a_whole_run(
     assert not (out / "checkpoint" / "unfinished").exists()
 
 
-KILLED = """
-from pathlib import Path
-import fl.addons.condensed as condensed
-from tests.fl.test_condensing_checkpoints import METHODS, play
-from fl.methods import FedDM
-condensed.SAVE_INTERVAL = 0.0
-play(METHODS["FedDM"](), {out!r}, resume=True)
-"""
-
-
-@pytest.mark.slow
-def test_killed_run_resumes_a_condensation_and_leaves_no_state(tmp_path: Path) -> None:
+def test_state_is_saved_each_minute_and_a_damaged_one_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play(METHODS["FedDM"](), tmp_path / "whole")
-    out, kills = tmp_path / "killed", 0
-    while True:
-        before = {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")}
-        process = subprocess.Popen([sys.executable, "-c", KILLED.format(out=str(out))])
-        while process.poll() is None and kills < 3:
-            now = {
-                p for p in out.glob("checkpoint/unfinished/*/*/*.safetensors") if before.get(p) != p.stat().st_mtime_ns
-            }
-            if now:
-                process.kill()
-                kills += process.wait() != 0
-        if process.wait() == 0:
-            break
-    assert kills == 3
-    assert files(out) == files(tmp_path / "whole")
-    assert not (out / "checkpoint" / "unfinished").exists()
 
+    def killed(path: Path, state: Any) -> None:
+        save_state(path, state)
+        raise KeyboardInterrupt
 
-def test_damaged_state_is_computed_again(tmp_path: Path) -> None:
-    play(METHODS["FedDM"](), tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        play(METHODS["FedDM"](), RunFolder(tmp_path / "run", deadline=time.time()))
+    with monkeypatch.context() as patch:
+        patch.setattr(condensed_module, "SAVE_INTERVAL", 0.0)
+        patch.setattr(condensed_module, "save_state", killed)
+        with pytest.raises(KeyboardInterrupt):
+            play(METHODS["FedDM"](), tmp_path / "run")
     [path] = (tmp_path / "run").glob("checkpoint/unfinished/1/0/*.safetensors")
     assert int(load_state(path)["step"]) == 1
     path.write_bytes(path.read_bytes()[:-8])
@@ -152,30 +134,26 @@ def test_clients_have_no_scratch_folder_without_out_or_in_private_runs(
     assert set(seen) == {None}
 
 
-def test_study_stops_in_a_condensation_and_continues(tmp_path: Path) -> None:
-    task = Task(
-        "digits", partial(load, "digits", size=8), partial(partition.iid, clients=2), rounds=1,
-        factory_options={"width": 4, "depth": 1},
-    )  # fmt: skip
-    candidates = {"FedDM": Federated(FedDM, settings={"ipc": 1, "steps": 4, "server_epochs": 1})}
-    options: dict[str, Any] = {"trial": False, "progress": False}
-    [whole] = Study(tmp_path / "whole", task, candidates, seeds=(0,)).run(**options)
-    pieces, calls = Study(tmp_path / "pieces", task, candidates, seeds=(0,)), 1
-    while not (found := pieces.run(seconds=1e-6, **options)):
+def test_study_stops_in_a_condensation_or_after_a_round_and_continues(tmp_path: Path) -> None:
+    candidates = {
+        "FedDM": Federated(FedDM, settings={"ipc": 1, "steps": 2, "server_epochs": 1}),
+        "FedAvg": Federated(FedAvg, settings={"steps": 1}),
+    }
+    whole = Study(tmp_path / "whole", TASK, candidates, seeds=(0,)).run(**QUIET)
+    pieces, calls = Study(tmp_path / "pieces", TASK, candidates, seeds=(0,)), 1
+    while len(found := pieces.run(seconds=1e-6, **QUIET)) < 2:
+        rounds = [len(read_history(path)) for path in (tmp_path / "pieces").rglob("history.jsonl")]
+        assert sum(rounds) <= calls
         calls += 1
         assert calls < 20
-    assert 4 <= calls <= 2 * 4 + 1
-    assert found[0].line["hash"] == whole.line["hash"]
+    assert calls >= 2 * 2 + 2 - 1
+    assert [r.line["hash"] for r in found] == [r.line["hash"] for r in whole]
 
 
 def test_candidates_and_configurations_share_first_condensed_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FedAvg on condensed data, its other rate, and FedLGD condense once for each seed, with the same bits as apart."""
-    task = Task(
-        "digits", partial(load, "digits", size=8), partial(partition.iid, clients=2), rounds=2,
-        factory_options={"width": 4, "depth": 1},
-    )  # fmt: skip
 
     def averaging(factory: Any, lr: float, steps: int = 3) -> FedAvg:
         return FedAvg(Condensed(ipc=1, steps=steps, refine_steps=0), factory=factory, lr=lr, steps=1)
@@ -201,12 +179,11 @@ def test_candidates_and_configurations_share_first_condensed_sets(
 
     checkpoints = condensed_module._checkpoints
     monkeypatch.setattr(condensed_module, "_checkpoints", counted)
-    options: dict[str, Any] = {"trial": False, "progress": False}
-    found = Study(tmp_path / "all", task, candidates, seeds=(0, 1)).run(**options)
+    found = Study(tmp_path / "all", TASK, candidates, seeds=(0, 1)).run(**QUIET)
     assert len(condensed) == 2 * 2 * (3 + 4)
     assert len(list((tmp_path / "all" / "cache").iterdir())) == 2 * 2 * 2
     for name, candidate in candidates.items():
-        alone = Study(tmp_path / name, task, {name: candidate}, seeds=(0, 1)).run(**options)
+        alone = Study(tmp_path / name, TASK, {name: candidate}, seeds=(0, 1)).run(**QUIET)
         own = [r for r in found if r.method == name]
         assert [r.line["hash"] for r in own] == [r.line["hash"] for r in alone]
         memories = [[contents(p) for p in sorted(Path(str(r.folder)).glob("checkpoint/clients/*/*"))]

@@ -1,21 +1,16 @@
-"""The comparison of the docs: three folders of a user's images, killed midway and resumed to equal numbers."""
+"""The comparison of the docs: three folders of a user's images."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests.scripts import ROOT, run_script
+
 HOSPITALS = ("north", "south", "west")
 CHEAP = {
     "rounds=20": "rounds=2",
@@ -25,7 +20,7 @@ CHEAP = {
     "seeds=(0, 1, 2)": "seeds=(0, 1)",
     "processes=2": "trial=False",
 }
-"""What the test makes smaller in the snippet; processes are tests/distillkit/study/test_study.py's."""
+"""What the test makes smaller in the snippet; processes are tests/distillkit/study/test_executors.py's."""
 
 
 def snippet() -> str:
@@ -57,49 +52,16 @@ def hospitals(root: Path) -> None:
                 Image.fromarray(pixels.clamp(0, 255).byte().numpy()).save(folder / f"{i}.png")
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    return subprocess.Popen([sys.executable, "compare.py"], cwd=folder, env=environment, stdout=subprocess.PIPE)
-
-
-def finished(folder: Path) -> str:
-    with start(folder) as process:
-        said = process.communicate(timeout=300)[0].decode()
-    assert process.returncode == 0
-    return said
-
-
-def outcome(folder: Path) -> tuple[Any, Any]:
-    """Return the choice and the runs' lines without seconds."""
-    runs = folder / "runs" / "hospitals"
-    lines = json.loads((runs / "summary.json").read_text(encoding="utf-8"))
-    return json.loads((runs / "choice.json").read_text(encoding="utf-8")), [
-        {key: value for key, value in line.items() if "seconds" not in key} for line in lines
-    ]
-
-
 @pytest.mark.slow
-def test_killed_comparison_resumes_to_the_same_numbers(tmp_path: Path) -> None:
-    for name in ("whole", "killed"):
-        hospitals(tmp_path / name)
-        (tmp_path / name / "compare.py").write_text(cheap(snippet()), encoding="utf-8")
-    said = finished(tmp_path / "whole")
-    assert "95 % interval" in said
-    assert (tmp_path / "whole" / "runs" / "hospitals" / "curves.png").stat().st_size > 1000
-    runs = tmp_path / "killed" / "runs" / "hospitals"
-    with start(tmp_path / "killed") as process:
-        deadline = time.monotonic() + 240
-        while len(list(runs.rglob("*/summary.json"))) < 14:  # twelve searched runs and two final runs are done
-            assert process.poll() is None, "it ended before it was killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    assert not (runs / "curves.png").exists()
-    finished(tmp_path / "killed")
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-    choice, lines = outcome(tmp_path / "whole")
+def test_comparison_of_the_page_runs(tmp_path: Path) -> None:
+    hospitals(tmp_path)
+    (tmp_path / "compare.py").write_text(cheap(snippet()), encoding="utf-8")
+    assert "95 % interval" in run_script(tmp_path / "compare.py", tmp_path, alone=True)
+    runs = tmp_path / "runs" / "hospitals"
+    assert (runs / "curves.png").stat().st_size > 1000
+    choice = json.loads((runs / "choice.json").read_text(encoding="utf-8"))
     assert {name: len(candidate["search"]) for name, candidate in choice["tasks"]["hospitals"].items()} == {
         "FedAvg": 4, "FedProx": 4, "FedDM": 4
     }  # fmt: skip
-    assert len(lines) == 6
-    assert all(len(line["hash"]) == 32 for line in lines)
+    lines = json.loads((runs / "summary.json").read_text(encoding="utf-8"))
+    assert [len(line["hash"]) for line in lines] == [32] * 6
