@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -22,6 +23,7 @@ from distillkit.rng import derive
 from distillkit.robustness import FGSM, PGD, Corruption, Perturbation, pixels_in_range, require_perturbations
 from distillkit.robustness import CorruptionKind as Kind
 from distillkit.training import accuracy
+from tests.refused import refused
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RGB = Normalization((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -194,8 +196,8 @@ def test_own_perturbation_is_tested_like_the_others() -> None:
     for found, want in zip(zip(*told, strict=True), wanted, strict=True):
         torch.testing.assert_close(torch.cat(found), want)
     torch.testing.assert_close(RGB.decode(torch.cat(seen[-5::2])), (1.4 - x).clamp(0, 1))
-    with pytest.raises(ValueError, match=r"inverted must return images of shape \[12, 3, 8, 8\], got \[12, 192\]"):
-        accuracy(network, data, against=Flat())
+    words = r"inverted must return images of shape \[12, 3, 8, 8\], got \[12, 192\]"
+    refused(lambda: accuracy(network, data, against=Flat()), ValueError, words)
 
 
 def test_user_networks_with_frozen_parameters_are_attacked_and_others_refused() -> None:
@@ -210,37 +212,34 @@ def test_user_networks_with_frozen_parameters_are_attacked_and_others_refused() 
     data, network = labeled(), linear().requires_grad_(False)
     with torch.no_grad():
         assert accuracy(network, data, against=FGSM(0.3)) < accuracy(network, data)
-    with pytest.raises(ValueError, match="differentiable with respect to its images"):
-        accuracy(Detached(), data, against=FGSM(0.1))
+    attack = lambda: accuracy(Detached(), data, against=FGSM(0.1))  # noqa: E731
+    refused(attack, ValueError, "differentiable with respect to its images")
     accuracy(Detached(), data, against=Corruption("contrast", 1))
 
 
 def test_wrong_arguments_are_named() -> None:
     data = labeled()
-    with pytest.raises(ValueError, match="severity must be at most 5"):
-        Corruption("contrast", 6)
-    for options in ({"epsilon": -0.1}, {"epsilon": 0.1, "step_size": 0.0}):
-        with pytest.raises(ValueError, match="epsilon|step_size"):
-            PGD(**options)  # type: ignore[arg-type]
-    for epsilon in (8 / 255, 8 / 255 + 1e-9):
-        with pytest.raises(ValueError, match="different names, got 'FGSM 8/255' twice"):
-            require_perturbations([FGSM(1 / 255), FGSM(8 / 255), FGSM(epsilon)])
+    refused(lambda: Corruption("contrast", 6), ValueError, "^severity must be at most 5, got 6$")
+    refused(lambda: PGD(0.1, step_size=0.0), ValueError, "^step_size must be greater than 0, got 0$")
+    first, other = FGSM(1 / 255), FGSM(8 / 255)
+    for twice in (other, FGSM(8 / 255 + 1e-9)):
+        call = partial(require_perturbations, [first, other, twice])
+        refused(call, ValueError, "different names, got 'FGSM 8/255' twice")
     for wrong in (FGSM, "FGSM"):
-        with pytest.raises(TypeError, match="^against must be a list of perturbations"):
-            require_perturbations([FGSM(1 / 255), wrong])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="^pictures must not be empty"):
-        pixels_in_range(torch.zeros(0, 1, 1, 1), IDENTITY, "pictures")
+        call = partial(require_perturbations, [first, wrong])  # type: ignore[list-item]
+        refused(call, TypeError, "^against must be a list of perturbations")
+    assert require_perturbations((first, other)) == {"FGSM 1/255": first, "FGSM 8/255": other}
+    call = partial(pixels_in_range, torch.zeros(0, 1, 1, 1), IDENTITY, "pictures")
+    refused(call, ValueError, "^pictures must not be empty")
     plain = LabeledImages(data.images, data.labels, num_classes=2)
     late = plain[torch.arange(1025) % 12]
     late = late.replace(images=(torch.arange(1025.0) // 1024 * 2).view(-1, 1, 1, 1).expand(-1, 3, 8, 8).double())
+    words = r" must have pixels in \[0, 1\] after removing the normalization \(pixels in \[0, 1\]\), got "
     for test in (plain, late):  # pixels are read 1,024 images at a time
-        with pytest.raises(ValueError, match=r"test must have pixels in \[0, 1\] after removing the normalization"):
-            evaluate(plain, test, linear, against=[FGSM(0.1)])
-    with pytest.raises(ValueError, match=r"data must have pixels in \[0, 1\] after removing the normalization"):
-        accuracy(linear(), plain, against=FGSM(0.1))
+        refused(lambda t=test: evaluate(plain, t, linear, against=[FGSM(0.1)]), ValueError, f"test{words}")
+    refused(lambda: accuracy(linear(), plain, against=FGSM(0.1)), ValueError, f"data{words}")
     for rounded in (1.005, -0.001, 1.0099, -0.0099):  # up to 0.01 is taken for rounding
         assert float(pixels_in_range(torch.full((1, 1, 1, 1), rounded), IDENTITY)) == round(rounded)
     for beyond in (1.011, -0.011):
-        words = r"^images must have pixels in \[0, 1\] after removing the normalization \(pixels in \[0, 1\]\), got "
-        with pytest.raises(ValueError, match=f"{words}{min(beyond, 0.5)} to {max(beyond, 0.5)}; create"):
-            pixels_in_range(torch.tensor([0.5, beyond]).view(2, 1, 1, 1), IDENTITY)
+        call = partial(pixels_in_range, torch.tensor([0.5, beyond]).view(2, 1, 1, 1), IDENTITY)
+        refused(call, ValueError, f"^images{words}{min(beyond, 0.5)} to {max(beyond, 0.5)}; create")

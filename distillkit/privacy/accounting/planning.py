@@ -57,6 +57,7 @@ class NoisePlan:
         Raises:
             TypeError, ValueError: an argument has the wrong type or is out of range.
         """
+        check.real_number(signal, "signal", least=0.0, most=1.0)
         return signal / (self.noise_std(size) * math.sqrt(check.positive_int(dim, "dim")))
 
 

@@ -45,13 +45,13 @@ def test_file_contains_the_event_when_spend_returns(tmp_path: Path) -> None:
     ledger = Ledger(path)
     ledger.spend()
     numbers: dict[str, Any] = {"sigma": np.float32(2), "rate": np.float32(1), "count": np.int64(1)}
-    ledger.spend(replace(ONE, client="a", round=4, seeded=True, **numbers))
+    ledger.spend(replace(ONE, client="a", round=10**400, seeded=True, **numbers))
     lines = path.read_bytes().splitlines()
     first, charge = map(json.loads, lines)
     assert (first["after"], charge["after"]) == ("", sha256(lines[0]).hexdigest())
     assert ledger.head == {"lines": 2, "hash": sha256(charge["after"].encode() + lines[1]).hexdigest()}
     assert first["relation"] == "add or remove one record"
-    assert charge["event"] == asdict(replace(ONE, client="a", round=4, seeded=True))
+    assert charge["event"] == asdict(replace(ONE, client="a", round=10**400, seeded=True))
     assert (charge["event"]["sampling"], charge["event"]["relation"]) == ("everything", "add or remove one record")
     assert Ledger(path).events == ledger.events
     assert repr(Ledger(path)) == f"Ledger('{path}', delta=1e-05: 1 events of 1 clients)"
@@ -142,16 +142,25 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     refused(lambda: Ledger(path), ValueError, "path must be a ledger or a new file, but .* holds something else")
 
 
+FIRST = {"ledger": "distillkit.ledger/2", "delta": 1e-5, "budget": None, "disjoint": True, "renyi_order": None}
+FIRST |= {"relation": None, "data": None}
+
+
 @pytest.mark.parametrize(
     "odd",
     [
         {"accuracy": 1}, {"event": {}}, {"event": {**asdict(ONE), "sigma": -1.0}}, {"remark": "x", "from": 5},
         {"assumed": ["x"]}, {"assumed": 3, "by": "x"}, {"clients": 0}, {"clients": True},
+        {"event": {**asdict(ONE), "sigma": 10**400}}, {"event": {**asdict(ONE), "count": 10**400}},
+        {"ledger": "distillkit.ledger/2"}, {**FIRST, "ledger": "distillkit.ledger/1"}, FIRST,
     ],
-    ids=str,
 )  # fmt: skip
 def test_refused_line_stays_refused_and_later_lines_are_not_skipped(odd: dict[str, Any], tmp_path: Path) -> None:
     event = {"event": asdict(ONE)}
+    first = [FIRST] if odd is FIRST else []
+    write_chain(tmp_path / "l", *first, odd)
+    words = rf"line {len(first) + 1} of .* is not a line of a ledger: \{{"
+    refused(lambda: Ledger(tmp_path / "l"), ValueError, words)
     write_chain(tmp_path / "l", event)
     ledger = Ledger(tmp_path / "l")
     write_chain(tmp_path / "l", event, odd, event)

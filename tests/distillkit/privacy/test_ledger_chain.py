@@ -7,7 +7,7 @@ import os
 import random
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,7 +15,6 @@ from unittest.mock import Mock
 import pytest
 
 from distillkit.privacy import REPLACE_RECORD, Event, Ledger, NotAccountable, PrivacyError
-from tests.distillkit.privacy.options import write_chain
 from tests.refused import refused
 
 ONE = Event("class_means", 2.0, client="a")
@@ -175,22 +174,3 @@ def test_first_charge_that_cannot_be_written_is_taken_back(tmp_path: Path, monke
     refused(lambda: ledger.spend(ONE), OSError, "nothing was released")
     monkeypatch.undo()
     assert ledger.events == Ledger(tmp_path / "l").events == ()
-
-
-FIRST = {"ledger": "distillkit.ledger/2", "delta": 1e-5, "budget": None, "disjoint": True, "renyi_order": None}
-FIRST |= {"relation": None, "data": None}
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [{"event": {**asdict(ONE), "sigma": 10**400}}], [{"event": {**asdict(ONE), "count": 10**400}}],
-        [{**FIRST, "ledger": "distillkit.ledger/1"}], [{"ledger": "distillkit.ledger/2"}], [FIRST, FIRST],
-    ],
-)  # fmt: skip
-def test_line_with_a_huge_number_or_other_options_is_refused(lines: list[dict[str, Any]], tmp_path: Path) -> None:
-    write_chain(tmp_path / "l", *lines)
-    refused(lambda: Ledger(tmp_path / "l"), ValueError, rf"line {len(lines)} of .* is not a line of a ledger: \{{")
-    write_chain(tmp_path / "l", {"event": {**asdict(ONE), "round": 10**400}})
-    Ledger(tmp_path / "l").spend(ONE)
-    assert [len(Ledger(tmp_path / "l").events), (tmp_path / "l").read_bytes().count(b"\n")] == [2, 2]
