@@ -82,7 +82,7 @@ class Flat(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.head = nn.Conv2d(2, 4, 3, stride=2), nn.Linear(36, CLASSES)
+        self.conv, self.head = nn.Conv2d(2, 4, 3, stride=2), nn.Linear(36, CLASSES + 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.conv(x))
@@ -129,7 +129,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "untracked": {"networks": lambda: FixedNetwork(untracked()), "match": mmd, "batch_real": 5, "chunk": 2},
     "untracked means": {"networks": lambda: FixedNetwork(untracked()), "chunk": 2},
     "own loss": {"networks": lambda: RandomNetworks(double(Flat)), "match": mmd, "augment": DSA("flip"), "chunk": 2},
-    "order": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "match": first, "batch_real": 8, "lr": None},
+    "order": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "match": first, "batch_real": 7, "lr": None},
     "tiles": {"networks": lambda: RandomNetworks(double(Flat)), "parametrize": Tiles(2), "lr": None, "init": "noise"},
     "real tiles": {"networks": lambda: NetworkBall(frozen_net(torch.float64), 1.0), "parametrize": Tiles(2),
                    "augment": DSA("flip_crop"), "chunk": 5, "ipc": 1},
@@ -444,6 +444,8 @@ def test_groups_run_in_other_threads_only_if_that_helps(
     """Results are in order; parts that run at once have their own networks, and at most `threads` of them exist."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     network = convnet()
+    with class_threads(torch.zeros(1, device="meta")) as pool:
+        assert pool is None
     with torch.autocast("cpu", enabled=autocast), class_threads(torch.zeros(1)) as pool:
         made = ParallelMap(network, pool)(lambda own, part: (part, own, threading.get_ident()), range(parts))
     assert [part for part, *_ in made] == list(range(parts))
@@ -468,6 +470,7 @@ def test_groups_run_in_other_threads_only_if_that_helps(
     ({"init": REAL.replace(normalization=IDENTITY)}, "different normalizations"),
     ({"real": REAL[:0]}, "at least one image, got an empty set"),
     ({"match": "means", "steps": 0}, "match must be one of"),
+    ({"match": "embedding+logits", "networks": lambda: RandomNetworks(double(Flat))}, "networks must return 4 logits"),
     ({"networks": lambda: RandomNetworks(lambda: Frozen().double())}, "^networks must be .* to their images, but its"),
     ({"match": lambda real, synthetic: 1.0}, r"match must return a real scalar tensor .* got 1\.0$"),
     ({"match": lambda real, synthetic: synthetic.mean().view(1)}, r"got a torch.float64 tensor of shape \[1\]$"),
@@ -503,6 +506,7 @@ def test_invalid_counts_and_targets_are_named() -> None:
     empty = torch.zeros(3, 32, device="meta")
     refused(lambda: distance_to_means(network, empty, images, [4, 1, 4]), ValueError, "^targets must have values")
     refused(lambda: embedding_means(network, images.to("meta"), [9]), ValueError, "^images must have values")
+    assert embedding_means(network, images * torch.nan, [9]).isnan().all()  # without a look at all pixels
     for match in ("logits", ""):
         refused(lambda m=match: embedding_means(network, images, [9], match=m), ValueError, "^match must be one of")
     for wrong, came in ((ConvNet, "type"), (nn.Flatten(), "Flatten")):
@@ -519,15 +523,17 @@ def test_losses_and_images_that_are_not_finite_stop() -> None:
         run("DM", match=lambda real, synthetic: 1e6 * synthetic.sum(), steps=1, **wide)
 
 
-@pytest.mark.parametrize(("lr", "std", "steps", "far"), [
-    (1e-3, 1.0, 25, False), (1e3, 1.0, 25, True), (1.0, 1.0, 3, True), (10.0, 0.01, 25, False),
+@pytest.mark.parametrize(("lr", "std", "edge", "steps", "far"), [
+    (1e-3, 1.0, 0.0, 25, False), (1e3, 1.0, 0.0, 25, True), (1.0, 1.0, 0.0, 3, True), (10.0, 0.01, 0.0, 25, False),
+    *((1e-9, 0.01, edge, 1, far) for edge, far in ((-5.1, True), (-4.9, False), (5.9, False), (6.1, True))),
 ])  # fmt: skip
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_pixels_far_outside_their_range_are_named_once(
-    lr: float, std: float, steps: int, sign: int, *, far: bool
+    lr: float, std: float, edge: float, steps: int, sign: int, *, far: bool
 ) -> None:
     flat = lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 4)).double()  # noqa: E731
-    real = REAL.replace(normalization=Normalization((0.0,), (std,)))
+    real = REAL.replace(images=REAL.images.clone(), normalization=Normalization((0.0,), (std,)))
+    real.images[:, 0, 0, 0] = edge / std
     ranges: list[Any] = []
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -536,7 +542,7 @@ def test_pixels_far_outside_their_range_are_named_once(
             "DM", match=match, steps=steps, lr=lr, real=real, networks=lambda: RandomNetworks(flat), augment=None,
             callback=lambda progress: ranges.append(progress.images.aminmax()),
         )  # fmt: skip
-    low, high = ranges[min(10, steps) - 1]
+    low, high = (std * float(bound) for bound in ranges[min(10, steps) - 1])
     words = f"distribution matching: after step {min(10, steps)}, pixels range from {low:.3g} to {high:.3g}, far "
     words += f"outside [0, 1]; the result is unlikely to be useful. Lower lr={lr:g}"
     assert [str(w.message) for w in said if "pixels range" in str(w.message)] == [words] * far

@@ -116,9 +116,12 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
     noise = initial_images(data, 2, init="noise", parametrize=Tiles(2), generator=4)
     assert isinstance(noise, TiledImages)
     assert torch.equal(noise.stored, initial_images(data, 2, init="noise", generator=4).images)
-    again = initial_images(data, 9, init=made.replace(columns={"age": torch.arange(24)}), parametrize=Tiles(2))
+    again = initial_images(
+        data, 9, init=made.replace(columns={"age": torch.arange(24)}, info={"epsilon": 1.0}), parametrize=Tiles(2)
+    )
     assert isinstance(again, TiledImages)
     assert torch.equal(again.stored, made.stored)
+    assert again.info["epsilon"] == 1.0
     assert initial_images(data, 9, init=made, parametrize=Tiles(2), classes=[2, 0]).counts().tolist() == [8, 0, 8, 0]
     whole_tiles = initial_images(data, 4, parametrize=Tiles(1))
     shrunk = initial_images(data, 9, init=whole_tiles, parametrize=Tiles(2))

@@ -91,14 +91,6 @@ def test_saved_set_is_loaded_bitwise(tmp_path: Path, data: LabeledImages) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["set.safetensors"]
 
 
-def test_strided_shared_and_differentiable_tensors_are_saved(tmp_path: Path) -> None:
-    images = torch.rand(4, 3, 2, 2).to(memory_format=torch.channels_last).requires_grad_()
-    data = LabeledImages(images, torch.tensor([0, 1, 0, 1]), columns={"same": images})
-    loaded = LabeledImages.load(data.save(tmp_path / "a.safetensors"))
-    assert torch.equal(loaded.images, images)
-    assert torch.equal(loaded.columns["same"], images)
-
-
 @pytest.mark.parametrize("meta", [None, "{", "{}", "[]"])
 def test_inconsistent_file_is_refused(tmp_path: Path, meta: str | None) -> None:
     tensors = {"images": torch.zeros(1, 1, 1, 1), "labels": torch.zeros(1, dtype=torch.long)}
