@@ -133,7 +133,6 @@ class PrivateGradient:
         for total, part in zip(self._sums, sums, strict=True):
             total += part.flatten()
 
-    @torch.no_grad()
     def take(self) -> list[Tensor]:
         """Return the private gradient of the step: (sum of the clipped gradients + noise) / `denominator`.
 

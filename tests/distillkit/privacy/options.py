@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import nn
 
 from distillkit.networks.samplers import RandomNetworks
-from distillkit.privacy import Account, EmbeddingNetworks, Ledger, Passes, condense_private
+from distillkit.privacy import Account, EmbeddingNetworks, Ledger, Passes, PublicEmbedder, condense_private
 from distillkit.privacy._journal import chained
 from distillkit.sets import LabeledImages
 
@@ -40,6 +41,14 @@ def condensed(data: LabeledImages, factory: Callable[[], nn.Module], **options: 
     small = {"epsilon": 8.0, "num_networks": 3, "ipc": 2, "steps": 6, "lr": 2.0, "networks": RandomNetworks(factory)}
     small |= {"first_num_networks": 2, "first_steps": 2}
     return condense_private(data, **grouped(**small | options))
+
+
+def embedded_sizes(method: str, patch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each call of a method of embedders will append its number of images."""
+    sizes: list[int] = []
+    real = getattr(PublicEmbedder, method)
+    patch.setattr(PublicEmbedder, method, lambda self, images: sizes.append(len(images)) or real(self, images))
+    return sizes
 
 
 def write_chain(path: Path, *lines: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -12,19 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._device import DeviceContext
 
+from distillkit import networks
 from distillkit.augment import DSA
-from distillkit.networks import (
-    CifarResNet,
-    ConvNet,
-    FedCOGCNN,
-    FixedNetwork,
-    KeepInit,
-    LeNet,
-    ResNet,
-    SimpleCNN,
-    WideResNet,
-    build,
-)
+from distillkit.networks import FixedNetwork, KeepInit, build
 from distillkit.networks._dropout import _drop, seed_dropout
 from distillkit.normalization import Normalization
 from distillkit.privacy import (
@@ -271,10 +262,8 @@ def test_ambient_states_that_change_the_arithmetic_or_see_records_are_refused(st
     private = PrivateGradient(list(model.parameters()), sigma=0.0, clip=1.0, denominator=1.0, secret=Secret())
     make = lambda kind, labels: clipped_gradients(kind, model, lambda n, x, y: rows(n(x), y), (DATA.images, labels))  # noqa: E731
     with torch.device("cpu"), precision(BACKENDS.mkldnn.matmul, "ieee"):
-        embedders, sources = (
-            PublicEmbedders(FixedNetwork(model), 1, like=DATA),
-            [make(k, DATA.labels) for k in GRADIENTS],
-        )
+        embedders = PublicEmbedders(FixedNetwork(model), 1, like=DATA)
+        sources = [make(kind, DATA.labels) for kind in GRADIENTS]
         for source in sources:
             source.add_to(private, *DATA)
     enter, words = AMBIENT[state]
@@ -284,10 +273,9 @@ def test_ambient_states_that_change_the_arithmetic_or_see_records_are_refused(st
         with enter():
             refused(lambda: call(DATA.labels), PrivacyError, f"^(the network FaultyNetwork.*|it): {words}")  # noqa: B023
         refused(lambda: call(own), NotCapturable, ": a Own is not a plain tensor and may run code")  # noqa: B023
+    sums = partial(class_sums, *DATA, embedders, num_classes=3)
     with enter():
-        refused(
-            lambda: class_sums(*DATA, embedders, num_classes=3), PrivacyError, f"^the network FaultyNetwork: {words}"
-        )
+        refused(sums, PrivacyError, f"^the network FaultyNetwork: {words}")
 
 
 def vit(size: int = 8) -> nn.Module:
@@ -364,15 +352,15 @@ def swin() -> nn.Module:
 SHAPE = (3, 8, 8)
 ACCEPTED: dict[str, Callable[[], nn.Module]] = {
     **{
-        f"ConvNet {norm}": lambda norm=norm: ConvNet(SHAPE, 3, width=4, depth=2, norm=norm)
+        f"ConvNet {norm}": lambda norm=norm: networks.ConvNet(SHAPE, 3, width=4, depth=2, norm=norm)
         for norm in ("instance", "group", "layer", "none")
     },
-    "LeNet": lambda: LeNet((3, 32, 32), 3),
-    "SimpleCNN": lambda: SimpleCNN((3, 32, 32), 3),
-    "FedCOGCNN": lambda: FedCOGCNN((3, 32, 32), 3),
-    "ResNet": lambda: ResNet(SHAPE, 3, width=2, norm="group"),
-    "CifarResNet": lambda: CifarResNet(SHAPE, 3, depth=8, norm="group"),
-    "WideResNet": lambda: WideResNet(SHAPE, 3, depth=10, width=1, norm="group"),
+    "LeNet": lambda: networks.LeNet((3, 32, 32), 3),
+    "SimpleCNN": lambda: networks.SimpleCNN((3, 32, 32), 3),
+    "FedCOGCNN": lambda: networks.FedCOGCNN((3, 32, 32), 3),
+    "ResNet": lambda: networks.ResNet(SHAPE, 3, width=2, norm="group"),
+    "CifarResNet": lambda: networks.CifarResNet(SHAPE, 3, depth=8, norm="group"),
+    "WideResNet": lambda: networks.WideResNet(SHAPE, 3, depth=10, width=1, norm="group"),
     "torchvision's ResNet-18": resnet18,
     "torchvision's ViT": vit,
     "torchvision's ConvNeXt": convnext,

@@ -44,10 +44,8 @@ def test_neighbouring_float32_sums_differ_by_at_most_one_clip() -> None:
 def test_a_clipped_example_never_exceeds_the_clip(seed: int, scale: float, clip: float, dtype: torch.dtype) -> None:
     """Neither by rounding nor because squares underflow: at a clip of 1e-12, entries of any magnitude."""
     largest = 10**clip
-    rows = (torch.randn(3, 50, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10**scale).to(
-        dtype
-    )
-    for row in rows:
+    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10**scale
+    for row in rows.to(dtype):
         gradient = silent(torch.zeros(20, dtype=torch.float64), torch.zeros(30, dtype=torch.float64), clip=largest)
         gradient.add([row[None, :20], row[None, 20:]])
         taken = [Fraction(v) for v in torch.cat(gradient.take()).tolist()]
@@ -113,13 +111,8 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
     noised = PrivateGradient(parameters, sigma=2.0, clip=1.5, denominator=4.0, secret=Secret(7)).take()
     drawn = Secret(7).add_noise(torch.zeros(10, dtype=torch.float64), 3.0) / 4
     torch.testing.assert_close(torch.cat([part.double().flatten() for part in noised]), drawn)
-    for wrong in (
-        [first],
-        [first, second[:4]],
-        [first.flatten(1), second],
-        [first[0], second[0]],
-        [first, second.long()],
-    ):
+    wrongs = [first], [first, second[:4]], [first.flatten(1), second], [first[0], second[0]], [first, second.long()]
+    for wrong in wrongs:
         refused(lambda w=wrong: gradient.add(w), (TypeError, ValueError), "grad_samples must")
     words = r"sums must have the shapes of the parameters, \[\[2, 3\], \[4\]\], got \[\[2, 3\], \[5, 4\]\]"
     refused(lambda: gradient.add_clipped([first[0], second]), ValueError, words)

@@ -25,6 +25,7 @@ from distillkit.privacy import (
 from distillkit.privacy.condensation import condense_private as module
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
+from tests.distillkit.privacy.options import embedded_sizes
 from tests.refused import refused
 
 Factory = Callable[[], nn.Module]
@@ -46,13 +47,23 @@ def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> L
     return condense_private(toy_set, networks=RandomNetworks(toy_network), progress=False, **given | options)
 
 
-@pytest.mark.parametrize("chunk", [1, 5, None])
-@pytest.mark.parametrize("tiles", [None, TILES])
-def test_fit_equals_sgd(toy_set: LabeledImages, toy_network: Factory, tiles: Tiles | None, chunk: int | None) -> None:
-    """Through the decoding of tiles, if there are any."""
+@pytest.mark.parametrize(
+    ("tiles", "chunk", "batch"), [(None, 1, 2), (None, 5, 4), (None, None, 6), (TILES, 15, 8), (TILES, 16, 16)]
+)
+def test_fit_equals_sgd(
+    toy_set: LabeledImages,
+    toy_network: Factory,
+    tiles: Tiles | None,
+    chunk: int | None,
+    batch: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Through the decoding of tiles, if there are any; with as many whole classes at once as a chunk allows."""
     embedders, targets = embedders_of(toy_set, toy_network), torch.randn(2, 3, 16, generator=derive(2)).double()
     fit = partial(fit_to_means, noise(6), embedders, before := targets.clone(), lr=2.0, parametrize=tiles, chunk=chunk)
+    sizes = embedded_sizes("__call__", monkeypatch)
     found, stored = fit(steps=5, momentum=0.3), noise(6).requires_grad_()
+    assert max(sizes) == batch
     optimizer = torch.optim.SGD([stored], lr=1.0, momentum=0.3)
     for step in range(5):
         optimizer.param_groups[0]["lr"] = 2.0 * 0.5 * (1 + math.cos(math.pi * step / 5))

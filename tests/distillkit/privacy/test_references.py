@@ -43,6 +43,7 @@ from distillkit.privacy.validation._arguments import NEW_LEDGER_REMARK
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
 from distillkit.training import Protocol
+from tests.distillkit.privacy.options import embedded_sizes
 from tests.refused import refused
 
 Factory = Callable[[], nn.Module]
@@ -83,8 +84,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("global_rng_untouched")
 def test_condensation_equals_its_reference(
-    case: str, skewed: LabeledImages, oblong_network: Factory, tmp_path: Path, global_rng_untouched: None
+    case: str, skewed: LabeledImages, oblong_network: Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The releases of each pass, what they are divided by and fitted from, their charges, and the result's `info`."""
     options = {"epsilon": 8.0, "clip": None, "match": None, "parametrize": None, "size": None} | CASES[case]
@@ -126,13 +128,15 @@ def test_condensation_equals_its_reference(
         how |= {"parametrize": options["parametrize"], "progress": False}
         images = fit_to_means(images, embedders, noised / size_of.view(1, 4, 1), **how)
 
-    ledger = Ledger()
+    ledger, private, public = Ledger(), *(embedded_sizes(name, monkeypatch) for name in ("of_private", "__call__"))
     sampler, match = RandomNetworks(oblong_network, doubled), options.pop("match")
     networks = EmbeddingNetworks(sampler, match=match, augment=augment, chunk=3)
     found = condense_private(
         skewed, networks=networks, steps=5, generator=3, progress=False,
         ledger=Account(ledger, client="c", round=2, secret=Secret(4)), **options,
     )  # fmt: skip
+    assert max(private) == 3
+    assert max(public) == max(ipc * tiles.count, 3 // ipc * ipc)  # a class is never split
     stored = found.stored if isinstance(found, TiledImages) else found.images
     torch.testing.assert_close(stored, images, rtol=1e-6, atol=1e-6)
     for ours, theirs in zip(ledger.events, account.ledger.events, strict=True):
