@@ -11,10 +11,10 @@ from distillkit import LabeledImages, Normalization
 from distillkit.rng import derive
 from distillkit.select import select
 from fl import FedAvg, Run, simulate
-from fl.addons import FedDF, SharedPool
+from fl.addons import FedDF, SharedImage, SharedPool
 from fl.methods import ClippedCrossEntropy
 from tests.fl.federations import Tiny, federation, images
-from tests.fl.test_single_image import CLIENTS, LEVEL, START, Scaled, by_hand, constant
+from tests.fl.test_single_image import CLIENTS, LEVEL, PHOTO, START, Scaled, by_hand, constant
 from tests.refused import refused
 
 PICTURES = (255 * torch.rand(14, 1, 4, 4, generator=derive(4))).round().to(torch.uint8)
@@ -91,15 +91,24 @@ def test_without_selection_it_equals_feddf_with_logits_sent(rate: float) -> None
     assert ["FedAvg.update" in row["up"] for row in one.rows] == [True, True, rate == 1.0]
 
 
-def test_pool_is_sent_once_and_then_indices_and_logits() -> None:
-    weights = 4 * (3 * 9 + 3 + 48 * 3 + 3)
-    for number, row in enumerate(play(SharedPool(PICTURES, **SMALL, rate=0.5)).rows, start=1):
-        up = {"FedAvg.samples": 5 * 8, "SharedPool.logits": 5 * 4 * 6 * 3}
+@pytest.mark.parametrize(
+    ("addon", "size"),
+    [
+        (SharedPool(PICTURES, **SMALL, rate=0.5), 14 * 16),
+        (SharedImage(PHOTO, count=14, **SMALL, rate=0.5), 24 * 30),
+    ],
+    ids=["pool", "image"],
+)
+def test_picture_is_sent_once_and_then_indices_and_logits(addon: SharedPool, size: int) -> None:
+    """Up: 8 + 4 keep K a client, and the weights in rounds 1, 2 and 4; down: weights, 4 keep, the picture once."""
+    weights, name = 4 * (3 * 9 + 3 + 48 * 3 + 3), addon.name
+    for number, row in enumerate(play(addon, rounds=4).rows, start=1):
+        up = {"FedAvg.samples": 5 * 8, f"{name}.logits": 5 * 4 * 6 * 3}
         if number != 3:
             up["FedAvg.update"] = 5 * weights
-        down = {"FedAvg.model": 5 * weights, "SharedPool.index": 5 * 4 * 6, "SharedPool.picture:digest": 5 * 16}
+        down = {"FedAvg.model": 5 * weights, f"{name}.index": 5 * 4 * 6, f"{name}.picture:digest": 5 * 16}
         if number == 1:
-            down["SharedPool.picture"] = 5 * 14 * 16
+            down[f"{name}.picture"] = 5 * size
         assert (row["up"], row["down"], row["failed"]) == (up, down, {})
 
 

@@ -188,20 +188,6 @@ def play(rounds: int = 3, shared: dict[str, Any] | None = None, **options: Any) 
     return simulate(method, clients, rounds=rounds, progress=False, **simulation)
 
 
-def test_current_global_model_selects_the_next_rounds_crops() -> None:
-    run = play(rounds=2)
-    server = run.server
-    crops = Patches((255 * PHOTO).round().to(torch.uint8), 0, size=4, count=14).batch(list(range(14)))
-    net = Tiny(3).eval()
-    net.load_state_dict(server.state[FedAvg.model])
-    with torch.no_grad():
-        embeddings = net.features(crops)
-        logits = net.classifier(embeddings)
-    want = select(embeddings, logits, keep=6, clusters=4, generator=server.generator("SharedImage selection"))
-    assert server.state[SharedImage.index].tolist() == want.tolist()
-    assert server.state[SharedImage.index].dtype == torch.int32
-
-
 def test_crops_are_selected_by_confidence_alone_by_default() -> None:
     """Section 4.1 removes 90 % by entropy and keeps 5,000 of 50,000, which leaves none for k-means, as released."""
     shared = {name: value for name, value in SMALL.items() if name != "selection"}
@@ -233,21 +219,6 @@ def test_architecture_with_the_best_validation_accuracy_selects() -> None:
 
 
 # Traffic.
-
-WEIGHTS = 3 * 9 + 3 + 48 * 3 + 3
-
-
-def test_only_indices_and_logits_are_sent_between_initialisations() -> None:
-    """Up: 8 + 4 keep K a client, and the weights in rounds 1, 2 and 4; down: weights, 4 keep, the image once."""
-    run = play(rounds=4, shared={"rate": 0.5})
-    for number, row in enumerate(run.rows, start=1):
-        up = {"FedAvg.samples": 5 * 8, "SharedImage.logits": 5 * 4 * 6 * 3}
-        if number != 3:
-            up["FedAvg.update"] = 5 * 4 * WEIGHTS
-        down = {"FedAvg.model": 5 * 4 * WEIGHTS, "SharedImage.index": 5 * 4 * 6, "SharedImage.picture:digest": 5 * 16}
-        if number == 1:
-            down["SharedImage.picture"] = 5 * 24 * 30
-        assert (row["up"], row["down"], row["failed"]) == (up, down, {})
 
 
 def test_buffers_are_sent_only_with_the_weights() -> None:
