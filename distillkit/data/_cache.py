@@ -124,6 +124,7 @@ def open_cache(
 
     Raises:
         OSError: the cache cannot be written, for example because the disk is full.
+        ValueError: the folder of the cache is in the folder of the pictures, or its path is not UTF-8.
         distillkit.locking.InUse: another process has held the lock of this cache for a day.
     """
     source = source.resolve()
@@ -131,8 +132,10 @@ def open_cache(
     where = Path(chosen).expanduser() if chosen else source.with_name(f"{source.name}.cache")
     if source.is_dir() and where.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"cache must not be in the folder of the pictures, {source}, got {where}")
+    if _readable(where) != str(where):  # safetensors opens no such path
+        raise ValueError(f"cache must be a folder whose path is UTF-8, got {_readable(where)}; give cache=")
     settings = f"{_FORMAT} {_ROUNDING} {count} {shape} {key}"
-    prefix = f"{source.name}-{_short(f'{source} {options}')}-{'x'.join(map(str, shape))}"
+    prefix = f"{_readable(source.name)}-{_short(f'{source} {options}')}-{'x'.join(map(str, shape))}"
     complete = where / f"{prefix}-{_short(settings)}.safetensors"
     with _LOCK:
         if (found := _read_cache(complete, count, shape)) is not None:
@@ -245,7 +248,7 @@ class CacheWriter:
         rows = np.frombuffer(self._rows.read_bytes(), np.uint8).reshape(self.count, self._row)
         sums = np.ascontiguousarray(rows[:, _DIGEST:]).view(np.int64).reshape(self.count, 2, self.shape[0])
         tensors = {"digests": torch.from_numpy(rows[:, :_DIGEST].copy()), "sums": torch.from_numpy(sums)}
-        facts = {"format": _FORMAT, "source": str(source), "rounding": _ROUNDING, **facts}
+        facts = {"format": _FORMAT, "source": _readable(source), "rounding": _ROUNDING, **facts}
         write_tensors(self._complete, {**tensors, **(more or {})}, facts)
         self._rows.unlink()
 
@@ -321,6 +324,11 @@ def _hash(data: bytes | memoryview) -> bytes:
 
 def _short(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=6).hexdigest()
+
+
+def _readable(path: AnyPath) -> str:
+    """Return a path with a replacement for what is not UTF-8."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def _sums(picture: Tensor) -> Tensor:

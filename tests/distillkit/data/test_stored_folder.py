@@ -9,6 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,30 +135,35 @@ def test_the_normalization_is_that_of_the_training_pictures(tmp_path: Path, glob
 
 
 def test_a_cache_is_written_once_and_reused_without_writing(
-    pets: Path, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+    pets: Path, tmp_path: Path, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, locked = list[float](), caches.locked
     monkeypatch.setattr(caches, "locked", lambda *lock, wait: waits.append(wait) or locked(*lock, wait=wait))
-    first = open_folder(pets, cache=tmp_path, workers=3)
+    first = open_folder(pets, cache=tmp_path / "a", workers=3)
     assert waits == [24 * 3600]
     assert len(decoded) == 12 + 1  # the first one for its shape
     monkeypatch.setattr(caches, "locked", None)  # what would lock, and so write
-    again = open_folder(pets, cache=tmp_path)
+    again = open_folder(pets, cache=tmp_path / "a")
     assert len(decoded) == 12 + 2
     assert again.train.path == first.train.path
     assert np.load(first.train.path, mmap_mode="r").shape == (12, 3, 9, 7)
-    assert not list(tmp_path.glob("*.rows"))
+    assert not list((tmp_path / "a").glob("*.rows"))
     assert caches.open_written(first.train.path.with_suffix(".safetensors"))[2]["source"] == str(pets)
+    copied = partial(shutil.copytree, tmp_path / "a", tmp_path / "b", dirs_exist_ok=True)
+    monkeypatch.setattr(caches, "locked", lambda *_, wait: copied() and nullcontext())  # by a process with the lock
+    open_folder(pets, cache=tmp_path / "b")
+    assert len(decoded) == 12 + 3
 
 
 def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
-    path, cache = made(tmp_path / "pets [1]"), tmp_path / "cache"
+    name = os.fsdecode(b"pets [1] \xff")  # no UTF-8
+    path, cache = made(tmp_path / name), tmp_path / "cache"
     first = path / "cat" / "0.png"
     changes: list[Callable[[], object]] = [
         lambda: (shutil.copy(path / "dog" / "0.png", first), os.utime(first, ns=(1, 1))),
         lambda: os.utime(first, ns=(1, 2)),
         lambda: (first.write_bytes(first.read_bytes() + b" "), os.utime(first, ns=(1, 2))),
-        lambda: first.rename(path / "cat" / "10.png"),
+        lambda: first.rename(path / "cat" / os.fsdecode(b"\xff.png")),
         lambda: (path / "dog").rename(path / "eel"),
         (path / "cat" / "1.png").unlink,
     ]
@@ -169,11 +175,16 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
         assert new.train.path != old.path
         assert len(list(cache.glob("*.npy"))) == len(list(cache.glob("*.safetensors"))) == 1
     refused(lambda: old.read([0]), FileNotFoundError, "open the source again")
-    open_folder(made(tmp_path / "other" / "pets [1]", seed=1), cache=cache)  # of the same name
+    open_folder(made(tmp_path / "other" / name, seed=1), cache=cache)  # of the same name
+    refused(
+        lambda: open_folder(path, cache=tmp_path / "other" / name),
+        ValueError,
+        "must be .* UTF-8, got .*/pets .1. \ufffd;",
+    )
     require_same_set(new.train.read(), wanted.train)
     turned = made(tmp_path / "turned", size=(7, 9))
     (turned / "cat" / "0.png").unlink()
-    others = [open_folder(folder, cache=cache).train.path for folder in (tmp_path / "other" / "pets [1]", turned)]
+    others = [open_folder(folder, cache=cache).train.path for folder in (tmp_path / "other" / name, turned)]
 
     def swap(file: Path, other: Path) -> None:
         for suffix in (".npy", ".safetensors"):
@@ -184,7 +195,7 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
         require_same(open_folder(path, cache=cache, normalization=HALF), wanted)
 
 
-def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: Decoded) -> None:
+def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: Decoded, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "pets", 40)
     cut_off(path, tmp_path / "cache", decoded, 50)
     done = len(decoded) - 1
@@ -198,8 +209,12 @@ def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: Decoded) -> No
         file.seek(3 * (16 + 3 * 16))
         file.write(bytes(16))
     decoded.clear()
-    stored = open_folder(path, cache=tmp_path / "cache", normalization=HALF).train
+    with monkeypatch.context() as patch:
+        patch.setattr(caches, "write_tensors", None)
+        refused(lambda: open_folder(path, cache=tmp_path / "cache"), TypeError, "not callable")
     assert len(decoded) == 1 + 80 - done + 2
+    stored = open_folder(path, cache=tmp_path / "cache", normalization=HALF).train
+    assert len(decoded) == 1 + 80 - done + 2 + 1
     assert torch.equal(stored.read().images, load_folder(path, normalization=HALF).train.images)
 
 
@@ -228,7 +243,7 @@ def test_an_interrupted_cache_that_was_spoiled_is_written_again(
     assert torch.equal(stored.read().images, load_folder(path, normalization=HALF).train.images)
 
 
-def test_threads_that_open_the_same_folder_write_one_cache(pets: Path, tmp_path: Path, decoded: list[str]) -> None:
+def test_threads_write_one_cache(pets: Path, tmp_path: Path, decoded: Decoded) -> None:
     with ThreadPoolExecutor(3) as pool:
         found = [*pool.map(lambda _: open_folder(pets, cache=tmp_path).train.path, range(3))]
     assert len(set(found)) == 1
