@@ -54,6 +54,7 @@ def test_file_contains_the_event_when_spend_returns(tmp_path: Path) -> None:
     assert charge["event"] == asdict(replace(ONE, client="a", round=10**400, seeded=True))
     assert (charge["event"]["sampling"], charge["event"]["relation"]) == ("everything", "add or remove one record")
     assert Ledger(path).events == ledger.events
+    assert not path.stat().st_mode & 0o133  # nobody may execute it, others may not write
     assert repr(Ledger(path)) == f"Ledger('{path}', delta=1e-05: 1 events of 1 clients)"
 
 
@@ -243,6 +244,7 @@ def test_values_of_a_wrong_type_are_refused_before_they_make_the_file_unreadable
     for words, call in calls.items():
         refused(call, TypeError, f"^{re.escape(words)}$")
     refused(lambda: ledger.register(-1), ValueError, "^clients must be at least 0, got -1$")
+    refused(lambda: ledger.mirror("n", [(1, {"remark": math.nan})]), ValueError, "not JSON compliant")
     assert not (tmp_path / "l").exists()
     ledger.void("")
     assert [one.guarantee().reason for one in (ledger, Ledger(tmp_path / "l"))] == ["no reason was given"] * 2

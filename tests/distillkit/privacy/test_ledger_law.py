@@ -240,7 +240,7 @@ def test_ledger_follows_its_definitions_in_memory_on_disk_and_at_a_client(seed: 
 
 def test_lines_for_a_run_are_cut_and_name_its_client(tmp_path: Path) -> None:
     """What another machine says has bounds, and unknown fields are left out."""
-    event, long = {"event": asdict(Event("x", 2.0, 0.5, 3, "z", 10**9 - 1, seeded=True))}, "x" * 2000
+    event, long = {"event": asdict(Event("x" * 1000, 2.0, 0.5, 3, "z", 10**9 - 1, seeded=True))}, "x" * 2000
     facts = [f"{k}{long}" for k in range(len(PUBLIC_INPUTS) + 3)]
     given = [
         {**event, "more": 1}, {"void": long, "client": "z"}, {"remark": long, "client": "z"},
@@ -267,7 +267,7 @@ def test_lines_for_a_run_are_cut_and_name_its_client(tmp_path: Path) -> None:
     assert ledger_lines(ledger, 4) == list(enumerate(wanted[3:], start=5))
     assert [ledger.mirrored(source) for source in "nmo"] == [7, 10, 0]
     reasons = [one.guarantee(7).reason for one in (ledger, Ledger(tmp_path / "l"))]
-    assert reasons == ["the noise of x was seeded, so it is known"] * 2  # the first one
+    assert reasons == [f"the noise of {long[:1000]} was seeded, so it is known"] * 2  # the first one
     first = json.loads((tmp_path / "l").read_text(encoding="utf-8").splitlines()[0])
     assert first["relation"] is None  # that of another ledger does not bind this one
 

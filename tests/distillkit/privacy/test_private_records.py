@@ -361,7 +361,11 @@ def test_each_of_several_sets_of_one_shape_is_compared(order: tuple[int, int]) -
     beside = PrivateRecords([torch.from_numpy(rows[2:-2])], content=False)
     parts = [torch.from_numpy(part) for part in (rows[:2], rows[1:3], rows[-3:], rows[-2:])]
     assert [beside.share(part) for part in parts] == [False, True, True, False]
-    records.refuse_reachable([torch.zeros(1)], "it")
+    passed = Holding()
+    kept = weakref.ref(passed)
+    records.refuse_reachable(passed, "it")
+    del passed
+    assert kept() is not None  # so no other object takes its place
     beside.refuse_reachable(parts, "it")  # which is for contents
     assert not beside.joined(sets).content
     for held in sets:
