@@ -182,6 +182,8 @@ def test_halved_records_and_tiles_of_odd_sides_are_copies() -> None:
     sent = torch.cat([F.interpolate(half, size=(25, 27), mode="bilinear"), F.pad(tiles, (0, 1, 0, 1))[None]])
     found = find_copies(sent, real)
     assert (found.copied & (found.level > 60)).all()
+    darker = torch.tensor([0.2, 1]).view(2, 1, 1) * real[:3]  # in one channel, so that gray pixels differ, too
+    assert find_copies(darker, real[:3]).copied.all()
     many = real[:1] + 0.05 * noise  # more than the candidates of an image
     assert (find_copies(1 - real[:1], many).record_level > 25).all()
 

@@ -96,7 +96,7 @@ def test_balance_that_reveals_the_target_is_refused() -> None:
     free = torch.rand(8, 40, generator=derive(7)) < 0.5
     assert len(ShadowScores(free, scores).target(0, "s").inside) == 7
     for own in (True, False):  # of members alone, or of others, equal numbers reveal nothing
-        inside = torch.tensor([[own, own, not own, not own], [True, True, True, False], [False] * 4])
+        inside = torch.tensor([[own, own, not own, not own], [True, True, False, True], [False] * 4])
         assert len(ShadowScores(inside, {"s": torch.zeros(3, 4)}).without(0)) == 2
     counting = leave_one_out(drawn(0), {"counting": lambda t: -t.inside.sum(0).double()}, fpr=0.1, progress=False)
     assert (counting["counting"].auc.value, counting["counting"].auc.high) == (0.5, 0.5)

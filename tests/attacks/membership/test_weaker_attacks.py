@@ -107,6 +107,7 @@ def outputs(seed: int, effect: float, shadows: int = 9, records: int = 60, d: in
     scores = torch.randn(shadows, records, d, generator=g, dtype=torch.float64) + effect * inside[:, :, None]
     labels = 3 * (torch.arange(records) % 2)
     scores[:, labels == 3] *= -1  # what speaks for members in one class speaks against them in the other
+    scores[..., 0] *= 1e-6
     scores[..., d - 1] = 0.25  # which tells nothing
     return {"inside": inside[1:], "shadows": scores[1:], "target": scores[0], "labels": labels, "truth": inside[0]}
 
