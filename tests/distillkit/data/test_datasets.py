@@ -163,28 +163,25 @@ def test_digits_are_the_same_real_images_in_every_call(global_rng_untouched: Non
     assert train.std == test.std == pytest.approx(measured.std, abs=5e-5)
 
 
-def test_size_and_channels() -> None:
-    small, large = load("digits").test, load("digits", size=16).test
-    expected = F.interpolate(small.pixels(), (16, 16), mode="bilinear")
-    torch.testing.assert_close(large.pixels(), expected, atol=1e-5, rtol=0)
-    assert load("digits", size=(8, 12)).train.shape == (1, 8, 12)
+def test_grey_is_repeated_as_colour() -> None:
+    grey, colour = load("digits", size=12).test, load("digits", size=12, channels=3).test
+    assert grey.shape == (1, 12, 12)
+    assert torch.equal(colour.images, grey.images.repeat(1, 3, 1, 1))
+    assert colour.normalization == grey.normalization
     refused(lambda: load("digits", size=0), ValueError, "size must be")
-    colour = load("digits", channels=3).test
-    assert colour.shape == (3, 8, 8)
-    assert all(torch.equal(colour.images[:, c : c + 1], small.images) for c in range(3))
-    assert colour.normalization == small.normalization
 
 
-def test_colour_turned_grey_is_luma_with_measured_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_is_resized_and_turned_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar(tmp_path, "cifar10", monkeypatch)
-    split = load("cifar10", root=tmp_path, channels=1)
     red, green, blue = (raw("cifar10", "train")[0].float() / 255).unbind(1)
     luma = (0.299 * red + 0.587 * green + 0.114 * blue)[:, None]
-    torch.testing.assert_close(split.train.pixels(), luma, atol=1e-6, rtol=0)
-    measured = Normalization.of(luma)
-    for data in split:
-        assert data.mean == pytest.approx(measured.mean, abs=1e-6)
-        assert data.std == pytest.approx(measured.std, abs=1e-6)
+    for size in ((7, 50), (40, 9), (32, 32)):
+        expected = F.interpolate(luma, size, mode="bilinear", antialias=True)
+        measured = Normalization.of(expected)
+        split = load("cifar10", root=tmp_path, size=size, channels=1)
+        torch.testing.assert_close(split.train.pixels(), expected, atol=1e-5, rtol=0)
+        for data in split:
+            assert (*data.mean, *data.std) == pytest.approx((*measured.mean, *measured.std), abs=1e-5)
 
 
 def test_the_root_comes_from_the_argument_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

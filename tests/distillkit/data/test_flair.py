@@ -116,5 +116,3 @@ def test_stored_photos_equal_loaded_ones(tmp_path: Path) -> None:
     require_same(opened, load_flair(tmp_path / "flair", **options))
     own = clients(opened.train, partition.by_domain(opened.train.columns["user"]))
     assert [mine.read().columns["user"].tolist() for mine in own] == [[0], [1, 1]]
-    with pytest.raises(ValueError, match="labels must be one of 'coarse', 'fine'"):
-        open_flair(tmp_path / "flair", size=6, labels="all")  # type: ignore[arg-type]

@@ -97,6 +97,3 @@ def test_a_stored_set_equals_the_loaded_one(name: str, tmp_path: Path) -> None:
     half = Normalization([0.5], [0.5])
     opened = open_dataset(f"{name}_64", root=tmp_path, normalization=half, cache=tmp_path / "cache")
     require_same(opened, load(f"{name}_64", root=tmp_path, normalization=half))
-    write(tmp_path, name, without="val_images")
-    refused(lambda: open_dataset(name, root=tmp_path, cache=tmp_path / "cache"), ValueError, "lacks val_images")
-    refused(lambda: open_dataset("bloodmnist_224", root=tmp_path), FileNotFoundError, "missing bloodmnist_224.npz. Get")
