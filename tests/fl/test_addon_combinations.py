@@ -19,6 +19,7 @@ from fl import ClientData, ClientOptimizer, FedAvg, Run, simulate
 from fl.averaging.addon import AddOn
 from fl.methods import FedLGD, FedRep, SingleImage
 from fl.task import MultiLabel
+from tests.fl.federations import with_label_rows
 from tests.fl.invariances import assert_same, tensors
 
 NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
@@ -318,8 +319,7 @@ def test_addon_runs_with_clients_of_one_class_one_image_or_none(name: str) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_addon_supports_multi_label_data_or_refuses_them(name: str) -> None:
-    one_hot = [torch.nn.functional.one_hot(h.train.labels, 3).float() for h in federation()]
-    held = [h.train.replace(labels=labels) for h, labels in zip(federation(), one_hot)]
+    held = [with_label_rows(h.train) for h in federation()]
     how: dict[str, Any] = {"rounds": 2, "task": MultiLabel(3), "server_data": {"test": held[0]}, "progress": False}
     if addon(name).single_label:
         with pytest.raises(ValueError, match=f"{name} needs exactly one class per image"):

@@ -35,6 +35,7 @@ from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, si
 from fl.methods import PrivateFedDM, SummedFedDM
 from tests.fl.federations import Tiny, images, small, with_label_rows
 from tests.fl.test_feddm import train_server
+from tests.fl.test_private_runs import empty_client
 from tests.refused import refused
 
 IPC, MAPS, STEPS, LR, RHO = 2, 3, 5, 3.0, 0.7
@@ -44,10 +45,6 @@ SERVER = {"server_epochs": 4, "server_batch": 999, "server_lr": 0.3, "server_wei
 
 def double(outputs: int) -> nn.Module:
     return small(outputs).double()
-
-
-def empty_client() -> LabeledImages:
-    return images(1, seed=9)[torch.zeros(0, dtype=torch.int64)]
 
 
 def clients() -> list[LabeledImages]:

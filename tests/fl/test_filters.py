@@ -198,17 +198,6 @@ def test_draw_of_a_filter_is_used_and_stays_secret() -> None:
     assert rows[0]["accuracy_clients"]["clients"] == 2
 
 
-def test_empty_clients_and_counts_stay_secret() -> None:
-    class Counts(AddOn):
-        def before_training(self, local: Any) -> None:
-            local.client.notes["trained"] = 1
-
-    clients = federation()
-    clients[1] = clients[1][torch.zeros(0, dtype=torch.int64)]
-    row = simulate(Filtered(method(Counts()), Choose()), clients, rounds=1, progress=False).rows[0]
-    assert (row["empty"], row["noted"]) == ([None], None)
-
-
 @pytest.mark.parametrize("how", [{"participation": 0.5}, {"participation": 1}, {"min_replies": 2}])
 def test_draw_of_a_filter_excludes_participation(how: dict[str, Any]) -> None:
     refused(lambda: play(Filtered(method(), Choose()), **how), ValueError, "the method draws its clients itself")

@@ -119,23 +119,3 @@ def test_without_a_folder_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("fl.engine._run_record.set_fingerprint", never)
     play()
-
-
-class Lazy:
-    """Clients created on access."""
-
-    def __init__(self) -> None:
-        self.looked: set[int] = set()
-
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, k: int) -> LabeledImages:
-        self.looked.add(k)
-        return images(12, seed=k)
-
-
-def test_only_the_first_of_lazy_clients_is_read_for_the_identity(tmp_path: Path) -> None:
-    lazy = Lazy()
-    run = play(tmp_path, clients=lazy, rounds=1, participation=2)
-    assert lazy.looked <= {0, *run.rows[0]["drawn"]}
