@@ -262,7 +262,7 @@ def _explain_damage(path: Path) -> Iterator[None]:
     """Convert errors from reading a damaged file in the `with` block to a ValueError with the file's path."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, MemoryError):
         raise
     except Exception as error:  # NumPy, Pillow and the readers of archives raise errors of many kinds
         raise ValueError(f"{path} is damaged, changed or not part of an exported set: {error!r}; {_RESTORE}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,7 +142,9 @@ def _explain_damage(path: Path) -> Iterator[None]:
     """Convert errors from reading a damaged or unsuitable file in a `with` block to a ValueError that names `path`."""
     try:
         yield
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
+    except (
+        ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError, tokenize.TokenError
+    ) as error:  # fmt: skip
         raise ValueError(f"{path} is damaged or not an .npz of plain arrays: {error}") from error
 
 

@@ -277,7 +277,7 @@ def test_a_changed_npz_is_refused(change: dict[str, Any], message: str, tmp_path
     refused(lambda: LabeledImages.load(tmp_path / "c.npz"), ValueError, message)
 
 
-def test_a_damaged_npz_is_refused_and_named(tmp_path: Path) -> None:
+def test_a_damaged_npz_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = soft().export(tmp_path / "a.npz")
     content = path.read_bytes()
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as file:
@@ -285,6 +285,8 @@ def test_a_damaged_npz_is_refused_and_named(tmp_path: Path) -> None:
     for damaged in (b"", content[: len(content) // 2], content[:-9], (tmp_path / "b.npz").read_bytes()):
         path.write_bytes(damaged)
         refused(lambda: LabeledImages.load(path), ValueError, f"^{path} is damaged, changed .*; restore it or export")
+    monkeypatch.setattr(np, "load", lambda *_, **__: bytearray(2**62))  # more than the memory
+    refused(lambda: LabeledImages.load(path), MemoryError, "")
 
 
 def whitened() -> LabeledImages:
