@@ -56,7 +56,7 @@ def load_npz(
     """
     path = check.path(path, "path")
     with _open_archive(path) as file:
-        arrays = {key: file[key] for key in file.files}
+        arrays = _arrays(file, file.files)
     names = _part_names(path, list(arrays))
     pixels = {part: to_pixels(_as_images(arrays[f"{n}_images"], n), size, channels) for part, n in names.items()}
     labels = {part: _as_labels(arrays[f"{n}_labels"], n, len(pixels[part])) for part, n in names.items()}
@@ -93,7 +93,7 @@ def open_npz(
     """
     path = check.path(path, "path")
     with _open_archive(path) as file:
-        arrays = {key: file[key] for key in file.files if key.endswith("_labels")}
+        arrays = _arrays(file, [key for key in file.files if key.endswith("_labels")])
         names = _part_names(path, list(file.files))
     counts: dict[str, int] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -137,14 +137,19 @@ def _open_archive(path: Path) -> Iterator[Any]:
         yield file
 
 
+def _arrays(file: Any, keys: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+    found = {key: file[key] for key in keys}
+    if wrong := [key for key, held in found.items() if not isinstance(held, np.ndarray)]:  # NumPy gives such as bytes
+        raise ValueError(f"{wrong[0]} is no array")
+    return found
+
+
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
     """Convert errors from reading a damaged or unsuitable file in a `with` block to a ValueError that names `path`."""
     try:
         yield
-    except (
-        ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError, tokenize.TokenError
-    ) as error:  # fmt: skip
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, TypeError, tokenize.TokenError) as error:
         raise ValueError(f"{path} is damaged or not an .npz of plain arrays: {error}") from error
 
 

@@ -368,7 +368,7 @@ def test_equal_images_in_two_parts_or_classes_are_reported(tmp_path: Path, part:
             save(tmp_path / "folder" / key / str(label) / f"{i}.png", image)
     options: dict[str, Any] = {"cache": tmp_path / "cache", "progress": False}
     for load in (
-        lambda: load_npz(tmp_path / "tiny.npz"),
+        lambda: load_npz(tmp_path / "tiny.npz", normalization=IDENTITY),  # without a warning of the set's own
         lambda: open_npz(tmp_path / "tiny.npz", **options),
         lambda: load_folder(tmp_path / "folder"),
         lambda: open_folder(tmp_path / "folder", **options),
@@ -432,14 +432,22 @@ def test_invalid_arrays_are_refused(tmp_path: Path, found: dict[str, Array], mat
     refused(lambda: open_npz(path, cache=tmp_path / "cache", progress=False), ValueError, match)
 
 
-def test_a_damaged_npz_is_closed_again(tmp_path: Path) -> None:
-    path = tmp_path / "damaged.npz"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("train_images.npy", b"\x93NUMPY\x01\x00\x0b\x00{'descr': (")  # a header that is cut off
+def test_damaged_npz_are_closed_again(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "whole.npz", **arrays())
+    content = bytearray((tmp_path / "whole.npz").read_bytes())
+    head = 30 + sum(int.from_bytes(content[i : i + 2], "little") for i in (26, 28))
+    content[head] = 255  # no stream of zlib begins so
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    for name, held in (("train_images", b"\x93NUMPY\x01\x00\x0b\x00{'descr': ("), ("train_labels", b"no array")):
+        with zipfile.ZipFile(tmp_path / f"{name}.npz", "w") as file:
+            file.writestr(f"{name}.npy", held)  # a header that is cut off, or none
+    damaged = [bytes(content), b"", b"PK\x03\x04 and then no zip"]
+    damaged += [(tmp_path / name).read_bytes() for name in ("array.npy", "train_images.npz", "train_labels.npz")]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", ResourceWarning)
-        for content in (path.read_bytes(), b"PK\x03\x04 and then no zip"):
-            path.write_bytes(content)
-            refused(lambda: load_npz(path), ValueError, "damaged or not an .npz")
+        for number, held in enumerate(damaged):
+            (path := tmp_path / f"{number}.npz").write_bytes(held)
+            for read in (load_npz, partial(open_npz, cache=tmp_path / "cache")):
+                refused(partial(read, path), ValueError, f"{number}.npz is damaged or not an .npz")
         gc.collect()
-    assert not [str(w.message) for w in said if str(path) in str(w.message)]
+    assert not [str(w.message) for w in said if str(tmp_path) in str(w.message)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -158,11 +159,8 @@ def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
 
 def test_own_files_and_folders_of_pictures(tmp_path: Path) -> None:
     data = LabeledImages(X, ROWS, normalization=CIFAR)
-    for path in (data.save(tmp_path / "a.safetensors"), data.export(tmp_path / "a.npz")):
-        assert torch.equal(load_set(path).images, X)
-        for option, value in {"normalization": CIFAR, "class_names": ("a", "b")}.items():
-            with pytest.raises(TypeError, match=f"{option} must be left out for .*, which contains it"):
-                load_set(path, **{option: value})  # type: ignore[arg-type]
+    own = (data.save(tmp_path / "a.safetensors"), data.export(tmp_path / "a.npz"))
+    assert all(torch.equal(load_set(path).images, X) for path in own)
     for name in ("00000", "00001"):
         (tmp_path / "rded" / name).mkdir(parents=True)
         Image.new("RGB", (4, 4), (51, 102, 204)).save(tmp_path / "rded" / name / "class0_id0.jpg", quality=100)
@@ -170,6 +168,7 @@ def test_own_files_and_folders_of_pictures(tmp_path: Path) -> None:
     assert (len(found), found.class_names, found.normalization) == (2, ("00000", "00001"), IDENTITY)
     assert torch.allclose(found.images[0, :, 0, 0], torch.tensor([0.2, 0.4, 0.8]), atol=0.02)
     assert load_set(tmp_path / "rded", normalization=CIFAR).normalization == CIFAR
-    for option, value in {"logits": True, "class_names": ("a", "b")}.items():
-        with pytest.raises(TypeError, match=f"{option} must be left out for .*rded', which contains it"):
-            load_set(tmp_path / "rded", **{option: value})  # type: ignore[arg-type]
+    given: dict[str, Any] = {"logits": True, "class_names": ("a", "b"), "normalization": CIFAR}
+    for path, option in (*product(own, given), (tmp_path / "rded", "logits"), (tmp_path / "rded", "class_names")):
+        words = f"{option} must be left out for '{path}', which contains it"
+        refused(partial(load_set, path, **{option: given[option]}), TypeError, words)
