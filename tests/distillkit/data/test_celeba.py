@@ -15,10 +15,7 @@ from tests.pictures import bytes_of
 from tests.refused import refused
 from tests.stored import require_same
 
-load_celeba, open_celeba = DATASETS["celeba"].load, DATASETS["celeba"].open
-load_leaf_celeba, open_leaf_celeba = DATASETS["leaf-celeba"].load, DATASETS["leaf-celeba"].open
-assert open_celeba is not None
-assert open_leaf_celeba is not None
+load_celeba, load_leaf_celeba = DATASETS["celeba"].load, DATASETS["leaf-celeba"].load
 HALF = Normalization([0.5], [0.5])
 PEOPLE = {1: "2880", 2: "12", 3: "2880", 4: "7", 5: "99", 6: "99", 7: "99"}
 PART = {1: 0, 2: 0, 3: 0, 4: 1, 5: 2, 6: 2, 7: 2}

@@ -10,13 +10,12 @@ import pytest
 from PIL import Image
 
 from distillkit import Normalization
-from distillkit.data import DATASETS, clients, partition
+from distillkit.data import DATASETS, clients, open_dataset, partition
 from tests.pictures import bytes_of
 from tests.refused import refused
 from tests.stored import require_same
 
-load_flair, open_flair = DATASETS["flair"].load, DATASETS["flair"].open
-assert open_flair is not None
+load_flair = DATASETS["flair"].load
 HALF = Normalization([0.5], [0.5])
 
 
@@ -112,7 +111,8 @@ def test_too_many_photos_for_memory_are_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_stored_photos_equal_loaded_ones(tmp_path: Path) -> None:
     options: dict[str, Any] = {"size": 6, "normalization": HALF}
-    opened = open_flair(write(tmp_path / "flair"), cache=tmp_path / "cache", **options)
-    require_same(opened, load_flair(tmp_path / "flair", **options))
+    loaded = load_flair(write(tmp_path / "flair"), **options)
+    opened = open_dataset("flair", root=tmp_path, cache=tmp_path / "cache", **options)
+    require_same(opened, loaded)
     own = clients(opened.train, partition.by_domain(opened.train.columns["user"]))
     assert [mine.read().columns["user"].tolist() for mine in own] == [[0], [1, 1]]

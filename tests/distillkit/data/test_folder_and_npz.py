@@ -327,8 +327,6 @@ def test_npz_of_classes(tmp_path: Path, channels: tuple[int, ...], val: bool) ->
     assert split.train.mean == pytest.approx(Normalization.of(split.train.pixels()).mean, abs=1e-6)
     assert split.test.info == {"dataset": "tiny", "split": "test"}
     assert (split.validation is not None) == val
-    if split.validation is not None:
-        assert split.validation.labels.tolist() == [0, 1]
 
 
 def test_npz_of_rows(tmp_path: Path) -> None:
@@ -354,7 +352,7 @@ def test_npz_of_floats_flat_labels_and_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["train", "test", "val"])
 def test_equal_images_in_two_parts_or_classes_are_reported(tmp_path: Path, part: str) -> None:
-    found = arrays(val=True)
+    found = {key: held | 128 * key.endswith("images") for key, held in arrays(val=True).items()}  # bright pictures
     for i in range(2):  # copies in other classes
         found[f"{part}_images"][-1 - i] = found["train_images"][1]
         found[f"{part}_labels"][-1 - i] = 2 * i
@@ -368,7 +366,7 @@ def test_equal_images_in_two_parts_or_classes_are_reported(tmp_path: Path, part:
             save(tmp_path / "folder" / key / str(label) / f"{i}.png", image)
     options: dict[str, Any] = {"cache": tmp_path / "cache", "progress": False}
     for load in (
-        lambda: load_npz(tmp_path / "tiny.npz", normalization=IDENTITY),  # without a warning of the set's own
+        lambda: load_npz(tmp_path / "tiny.npz", normalization=Normalization([0.5], [0.5])),
         lambda: open_npz(tmp_path / "tiny.npz", **options),
         lambda: load_folder(tmp_path / "folder"),
         lambda: open_folder(tmp_path / "folder", **options),
