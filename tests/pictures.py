@@ -26,11 +26,11 @@ def save(path: Path, array: Array) -> Array:
     return array
 
 
-def class_folder(path: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 5, shift: int = 0) -> Path:
+def class_folder(path: Path, classes: Any = ("cat", "dog"), each: int = 5, shift: int = 0, shape: Any = ()) -> Path:
     """Write a folder of pictures for each class."""
     for k, name in enumerate(classes):
         for i in range(each):
-            save(path / name / f"{i}.png", picture(shift + 100 * k + i))
+            save(path / name / f"{i}.png", picture(shift + 100 * k + i, *shape))
     return path
 
 

@@ -136,7 +136,7 @@ def test_a_fraction_without_test_pictures_is_refused_and_untested_classes_are_re
     class_folder(tmp_path, ("dog",), each=2, shift=100)
     refused(lambda: load_folder(tmp_path), ValueError, "fraction=0.2 holds out no picture: the largest class has 2;")
     class_folder(tmp_path, ("cow",), each=5)
-    class_folder(tmp_path, "efgh", each=1, shift=300)  # type: ignore[arg-type]
+    class_folder(tmp_path, "efgh", each=1, shift=300)
     with pytest.warns(UserWarning, match="of 6 of 7 classes, which will not be tested: cat, dog, e, f, g$"):
         assert load_folder(tmp_path).test.counts().tolist() == [0, 1, *[0] * 5]
 

@@ -27,26 +27,19 @@ from distillkit.data import _cache as caches
 from distillkit.data import clients, load_folder, load_npz, load_table, open_folder, open_npz, partition
 from distillkit.data.readers import _picture_list
 from distillkit.sets import as_set
+from tests.pictures import class_folder
 from tests.refused import refused
 from tests.stored import require_same, require_same_set
 
 HALF = Normalization([0.5], [0.5])
 
 
-def made(path: Path, each: int = 5, size: tuple[int, int] = (9, 7), seed: int = 0, grey: bool = False) -> Path:
-    """Write a folder of noise pictures in two classes."""
-    rng = np.random.default_rng(seed)
-    for name in ("cat", "dog"):
-        (path / name).mkdir(parents=True, exist_ok=True)
-        for i in range(each):
-            shape = size if grey else (*size, 3)
-            Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path / name / f"{i}.png")
-    return path
+made = partial(class_folder, shape=(9, 7, 3))
 
 
 @pytest.fixture(scope="module")
 def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("source") / "pets", 6)
+    return made(tmp_path_factory.mktemp("source") / "pets", each=6)
 
 
 class Decoded(list[str]):
@@ -175,14 +168,14 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
         assert new.train.path != old.path
         assert len(list(cache.glob("*.npy"))) == len(list(cache.glob("*.safetensors"))) == 1
     refused(lambda: old.read([0]), FileNotFoundError, "open the source again")
-    open_folder(made(tmp_path / "other" / name, seed=1), cache=cache)  # of the same name
+    open_folder(made(tmp_path / "other" / name, shift=1000), cache=cache)  # of the same name
     refused(
         lambda: open_folder(path, cache=tmp_path / "other" / name),
         ValueError,
         "must be .* UTF-8, got .*/pets .1. \ufffd;",
     )
     require_same_set(new.train.read(), wanted.train)
-    turned = made(tmp_path / "turned", size=(7, 9))
+    turned = made(tmp_path / "turned", shape=(7, 9, 3))
     (turned / "cat" / "0.png").unlink()
     others = [open_folder(folder, cache=cache).train.path for folder in (tmp_path / "other" / name, turned)]
 
@@ -196,7 +189,7 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: Decoded, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = made(tmp_path / "pets", 40)
+    path = made(tmp_path / "pets", each=40)
     cut_off(path, tmp_path / "cache", decoded, 50)
     done = len(decoded) - 1
     assert 0 < done < 80
@@ -274,7 +267,7 @@ def test_the_folder_and_the_size_of_a_cache_are_reported(tmp_path: Path, monkeyp
 
 def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "pets")
-    made(path / "deeper", 2, (4, 4))
+    made(path / "deeper", each=2, shape=(4, 4, 3))
     (path / "cat" / "9.png").write_bytes(b"no picture")
     refused(lambda: open_folder(path, size=4, cache=tmp_path / "cache"), ValueError, r"9\.png")
     (path / "cat" / "9.png").unlink()
@@ -284,7 +277,7 @@ def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path, monkeypatc
             load(path, **({"cache": tmp_path / "cache"} if load is open_folder else {}))
     refused(lambda: open_folder(tmp_path / "nowhere"), FileNotFoundError, "no folder")
     mixed = made(tmp_path / "mixed")
-    made(mixed / "deeper", 2, grey=True)
+    made(mixed / "deeper", each=2, shape=(9, 7))
     open_folder(mixed, channels=3, cache=tmp_path / "cache")
     refused(lambda: open_folder(mixed, cache=tmp_path / "cache"), ValueError, "4 pictures without the 3 channels")
     (mixed / "none").mkdir()  # a complete cache does not hide what is wrong with the folder
@@ -299,7 +292,7 @@ def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path, monkeypatc
                 refused(partial(load, folder), ValueError, f"pictures differ: .*{words}")
     (content := tmp_path / "content").mkdir()
     for part in ("train", "val"):
-        made(content / part, 9, seed=len(part))
+        made(content / part, each=9, shift=1000 * len(part))
     options: dict[str, Any] = {"hold_out": "content", "test_fraction": 0.5, "normalization": HALF}
     require_same(open_folder(content, cache=tmp_path / "cache", **options), load_folder(content, **options))
 

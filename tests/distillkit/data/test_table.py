@@ -61,8 +61,6 @@ def test_a_competition_is_read(tmp_path: Path, global_rng_untouched: None) -> No
 
 FORMS: dict[str, Callable[[Path], Any]] = {
     "csv": lambda path: path,
-    "tsv": lambda path: written(path, ".tsv"),
-    "parquet": lambda path: written(path, ".parquet"),
     "tsv in capitals": lambda path: written(path, ".TSV"),
     "parquet in capitals": lambda path: written(path, ".PARQUET"),
     "frame": lambda path: pd.read_csv(path, dtype=str),
