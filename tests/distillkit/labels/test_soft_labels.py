@@ -93,6 +93,8 @@ def test_rows_are_softmax_of_the_teachers_logits_and_their_origin_is_recorded() 
     other = stripes(60).replace(normalization=Normalization((0.5,), (0.5,)))
     refused(lambda: soft_labels(data, teacher, pool=other), ValueError, "small and pool have .* pixels .* and mean")
     refused(lambda: soft_labels(data[:0], teacher), ValueError, "small must hold at least one image")
+    for name in ("small", "pool"):
+        refused(lambda n=name: soft_labels(**{"small": data, "teacher": teacher, n: 3}), TypeError, f"^{name} must be")
     refused(lambda: soft_labels(data, trained_teacher().double()), ValueError, "teacher must have the dtype and device")
     call = lambda: try_teacher(teacher, data[:0], "the pool", role="observer")  # noqa: E731
     refused(call, ValueError, "^the pool must hold at least one image to try the observer on, got an empty set$")

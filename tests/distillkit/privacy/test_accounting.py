@@ -72,6 +72,7 @@ def test_sigma_and_epsilon_are_inverse_and_never_round_down(
     sigma, epsilon = 10**log_sigma, 10**log_epsilon
     reached = gaussian_epsilon(sigma, delta)
     assert gaussian_delta(sigma, reached) <= delta
+    assert gaussian_delta(sigma, 1e300) == 0.0
     assert reached == 0 or gaussian_delta(sigma, reached * (1 - 1e-9)) > delta
     assert compose([(sigma, 1.0, 1)], delta) == Bound(reached, "exact")
     least = gaussian_sigma(epsilon, delta, releases=releases) / math.sqrt(releases)
@@ -84,7 +85,7 @@ def test_gaussian_releases_compose_in_closed_form(releases: list[tuple[float, in
     spends = [*((sigma, 1.0, count) for sigma, count in releases), (0.5, 0.0, 9), (0.0, 1.0, 0)]
     precision = sum(count / sigma**2 for sigma, count in releases)
     wanted = gaussian_epsilon(precision**-0.5, DELTA) if precision else 0.0
-    bound = compose(iter(spends), DELTA)
+    bound = compose(map(list, spends), DELTA)
     assert (bound.accountant, bound.epsilon) == ("exact", pytest.approx(wanted, rel=1e-9))
 
 
@@ -191,6 +192,7 @@ def test_empty_run_costs_nothing_and_failed_series_are_infinite() -> None:
         assert compose([(sigma, rate, 1)], DELTA, order=order).epsilon == math.inf
     for sigma, count in ((1e-4, 1), (1e-4, 10**12), (1e9, 10**12)):
         assert all(compose([(sigma, rate, count)], DELTA).epsilon >= 0 for rate in (1.0, 0.5, 1e-9))
+    assert compose([(1e-4, 0.5, 1)], DELTA) == compose([(1e-4, 0.5, 1)], DELTA, order=1.01)  # the least order
     for how in ({"accountant": "rdp"}, {"order": 2.0}):
         assert compose([(1e3, 0.5, 1)], 0.3, **how).epsilon == 0.0  # type: ignore[arg-type]
     for name in ("rdp", "pld"):  # also where the closed form holds
