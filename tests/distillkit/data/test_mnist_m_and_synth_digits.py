@@ -75,12 +75,10 @@ def test_mnistm_in_its_three_layouts(write: Any, place: str, tmp_path: Path, glo
 
 
 def test_missing_mnistm_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"missing MNIST-M/mnist_m_train_labels\.txt .* Or load mnistm-like"):
-        mnistm(root=tmp_path)
+    refused(lambda: mnistm(root=tmp_path), FileNotFoundError, "missing MNIST-M/mnist_m_train_labels.txt .* mnistm-like")
     released(tmp_path / "a" / "mnist_m")
     (tmp_path / "a" / "mnist_m" / "mnist_m_test" / "00000001.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"mnist_m_test lacks 1 pictures, such as 00000001\.png"):
-        mnistm(root=tmp_path / "a")
+    refused(lambda: mnistm(root=tmp_path / "a"), FileNotFoundError, "mnist_m_test lacks 1 .*, such as 00000001.png;")
     (tmp_path / "a" / "mnist_m" / "mnist_m_test_labels.txt").unlink()
     refused(lambda: mnistm(root=tmp_path / "a"), FileNotFoundError, r"missing mnist_m_test_labels\.txt")
     ported(tmp_path / "b" / "MNISTM")

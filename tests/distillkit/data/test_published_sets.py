@@ -102,8 +102,7 @@ def test_missing_set_of_the_hub_is_named(error: Exception, monkeypatch: pytest.M
         raise error
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    with pytest.raises(FileNotFoundError, match=r"'hf://us/x' must be hf://owner/name .* set.safetensors: none there"):
-        load_set("hf://us/x")
+    refused(lambda: load_set("hf://us/x"), FileNotFoundError, "'hf://us/x' must be hf://owner/name .*: none there")
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,11 +98,9 @@ def test_a_complete_file_is_opened_without_the_dataset(tmp_path: Path) -> None:
     assert again.info == {}
     assert torch.equal(again.labels, LABELS)
     assert torch.equal(again.digests, first.digests)
-    for call in (
-        lambda: store_dataset(Pairs(data.items[:-1]), path),
-        lambda: store_dataset(iter(data.items), path, size=(9, 10)),
-        lambda: store_dataset(data, path, channels=1),
-    ):
+    others: Any = ((Pairs(data.items[1:]), {}), (iter(data.items), {"size": (9, 10)}), (data, {"channels": 1}))
+    for source, options in others:
+        call = partial(store_dataset, source, path, **options)
         refused(call, ValueError, r"a\.npy holds 75 images 3x10x9, but this call asks for other ones .*delete the file")
     refused(lambda: store_dataset(data, path, num_classes=2), ValueError, "num_classes=2")
     refused(lambda: store_dataset(data, path, class_names=["v", "w"]), ValueError, "num_classes=2")

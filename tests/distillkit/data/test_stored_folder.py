@@ -272,9 +272,8 @@ def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path, monkeypatc
     refused(lambda: open_folder(path, size=4, cache=tmp_path / "cache"), ValueError, r"9\.png")
     (path / "cat" / "9.png").unlink()
     open_folder(path, size=(9, 7), cache=tmp_path / "cache")  # a cache of the first picture's own shape
-    for load in (load_folder, open_folder):
-        with pytest.raises(ValueError, match="4 pictures without the .*give size="):
-            load(path, **({"cache": tmp_path / "cache"} if load is open_folder else {}))
+    for load in (load_folder, partial(open_folder, cache=tmp_path / "cache")):
+        refused(partial(load, path), ValueError, "4 pictures without the .*give size=")
     refused(lambda: open_folder(tmp_path / "nowhere"), FileNotFoundError, "no folder")
     mixed = made(tmp_path / "mixed")
     made(mixed / "deeper", each=2, shape=(9, 7))

@@ -151,8 +151,7 @@ def test_splits_and_owners(tmp_path: Path) -> None:
     one = load_table(frame.assign(site="north"), folder=tmp_path / "train", user="site")
     assert (one.users, one.test.columns["user"].tolist()) == (("north",), [0] * 3)
     frame["split"] = "test"
-    with pytest.raises(ValueError, match="12 rows of other splits than train, by the column split"):
-        load_table(frame, folder=tmp_path / "train")
+    refused(lambda: load_table(frame, folder=tmp_path / "train"), ValueError, "12 rows of other splits .* column split")
 
 
 def test_numbers_are_ordered_by_value_and_keep_zeros(tmp_path: Path) -> None:
