@@ -114,6 +114,7 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
     return account.secret.add_noise(sums, sigma * sensitivity if sigma else 0.0)
 
 
+@torch.enable_grad()
 def class_means_gradient(
     images: Tensor,
     embedders: PublicEmbedders,

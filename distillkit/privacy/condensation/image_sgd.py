@@ -115,7 +115,7 @@ def _row_gradients(loss: SeparableLoss, like: Tensor) -> Callable[[Tensor, Tenso
         leaf = mean.detach().requires_grad_()
         with torch.enable_grad():
             rows = loss(embedding[None], leaf[None])
-        return [torch.autograd.grad(rows.sum(), leaf)[0] if rows.requires_grad else torch.zeros_like(leaf)]
+        return [torch.autograd.grad(rows, leaf)[0] if rows.requires_grad else torch.zeros_like(leaf)]
 
     captured = capture(
         one, [], [like, like], function_name=f"the loss {getattr(loss, '__name__', type(loss).__name__)}"

@@ -200,9 +200,7 @@ def per_example_gradients(
                 f"the loss must give one value for each example [n], got {got} for one example{ONE_EACH}"
             )
         leaves = [state[n] for n in chosen]
-        grads = (
-            torch.autograd.grad(rows.sum(), leaves, allow_unused=True) if rows.requires_grad else [None] * len(leaves)
-        )
+        grads = torch.autograd.grad(rows, leaves, allow_unused=True) if rows.requires_grad else [None] * len(leaves)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, grads)]
 
     captured = capture(gradient, call.state(), like, function_name=function_name, names=names, modules=[network])

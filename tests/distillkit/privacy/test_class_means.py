@@ -60,8 +60,8 @@ def test_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages, to
         seeded = embedders_of(toy_set, toy_network, centers=count, seed=3)[1]
         noise = public_noise(max(count, 4), toy_set, derive(3, "centre"))[:count]
         torch.testing.assert_close(seeded.center, seeded.network.features(noise).mean(0))
-    shown = toy_set.images[:5]
-    around = embedders_of(toy_set, toy_network, centers=shown)[1]
+    shown = toy_set.images[:5].float().double()
+    around = embedders_of(toy_set, toy_network, centers=shown.float())[1]
     torch.testing.assert_close(around.center, around.network.features(shown).mean(0))
     turned = embedders_of(toy_set, toy_network, centers=shown, augment=DSA("flip_crop"), clip=math.inf)[1]
     assert not torch.allclose(turned.center, turned.network.features(shown).mean(0))

@@ -149,8 +149,8 @@ def returning() -> nn.Module:
     return Layer(lambda m, x: SimpleNamespace(logits=m.net(x)), net=linear())
 
 
-def linear() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+def linear(outputs: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, outputs)).double()
 
 
 def normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
@@ -173,7 +173,8 @@ def rows_of(output: Any, labels: Tensor) -> Tensor:
         (lambda: normed(nn.utils.parametrizations.weight_norm), None),
         (lambda: normed(nn.utils.parametrizations.spectral_norm), None),
         (returning, rows_of),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double(), None),  # more logits than classes
+        (lambda: linear(5), None),  # more logits than classes
+        (lambda: linear(5), lambda z, y: torch.arange(1.0, 4.0)[y] * F.cross_entropy(z, y, reduction="none")),
         (linear, one_hot),
         (linear, nn.CrossEntropyLoss(reduction="none", weight=torch.arange(1.0, 4.0, dtype=torch.float64))),
         (linear, partial(F.cross_entropy, reduction="none")),
@@ -295,17 +296,16 @@ def test_error_of_an_optimizer_says_that_the_steps_are_charged(toy_set: LabeledI
     )
     assert len(ledger.events) == 1
     for short in (2, 1):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(16, short)).double()
         data = toy_set.replace(labels=torch.zeros(12).long(), num_classes=3)
         words = f"network must return 3 logits, one per class of the images, got {short}; build it for 3 classes"
-        refused(lambda m=model, d=data: train(m, d), ValueError, words)
+        refused(lambda s=short, d=data: train(linear(s), d), ValueError, words)
+    refused(lambda: train(linear().to("meta"), toy_set), ValueError, "its parameters are on the device 'meta'; build")
     found = LabeledImages(toy_set.images, toy_set.labels, normalization=toy_set.normalization)  # classes not given
-    train(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).double(), found)
+    train(linear(2), found)
     soft = toy_set.replace(labels=F.one_hot(toy_set.labels, 3).double())
     train(linear(), soft)
-    wide = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double()
-    turned = lambda z, y: -(y * z[:, :3].log_softmax(1)).sum(1).flip(0)  # noqa: E731
-    refused(lambda: train(wide, soft, loss=turned), NotSeparable, "the losses of 6 examples in a batch differ")
+    turned = lambda z, y: F.cross_entropy(z[:, :3], y, reduction="none").flip(0)  # noqa: E731
+    refused(lambda: train(linear(5), soft, loss=turned), NotSeparable, "the losses of 6 examples in a batch differ")
     words = r"lr must be finite and at most 3.4e\+38 for these parameters, got 1e\+39"
     mixed = first(lambda x: x.flatten(1))  # of float32 and float64
     refused(lambda: train(mixed, toy_set, optimizer=lambda p: torch.optim.SGD(p, lr=1e39)), ValueError, words)

@@ -120,7 +120,7 @@ def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(to
 
         def features(self, x: Tensor) -> Tensor:
             Scaled.traces += 1
-            return x.flatten(1) * self.scale + self.classifier.weight.sum() + self._shift
+            return 1e-5 * (x.flatten(1) * self.scale + self.classifier.weight.sum() + self._shift)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.classifier(self.features(x))
@@ -143,4 +143,5 @@ def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(to
     ]):  # fmt: skip
         setattr(holder, name, value)
         embedder = embedders[k]
-        torch.testing.assert_close(embedder.embed_private(toy_set.images), embedder.embedding(toy_set.images))
+        alone, together = embedder.embed_private(toy_set.images), embedder.embedding(toy_set.images)
+        torch.testing.assert_close(alone, together, rtol=1e-7, atol=0)

@@ -79,7 +79,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "own": lambda: flat(scaled(torch.linspace(1, 3, 6))),
     "frozen": frozen,
     "temperature": lambda: flat(scaled(torch.tensor(2.0))),
-    "frozen batch norm": lambda: flat(nn.BatchNorm1d(6).requires_grad_(False).eval()),
+    "frozen batch norm": lambda: flat(nn.BatchNorm1d(6).requires_grad_(False).eval(), nn.ReLU(inplace=True).eval()),
     "dropout off": lambda: flat(nn.Dropout(0.0)),
 }
 
@@ -319,6 +319,7 @@ def single(memo: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
+    "root": (lambda: lstm(4, 4), NotCapturable, r"^Opacus does not support LSTM \(LSTM\): We .*\. Freeze"),
     "buffered": (
         lambda: flat(scaled(torch.ones(6), used=torch.zeros(2))), NotCapturable,
         r"^Opacus has no per-sample gradients for Sequential: .*buffers.*2:Layer\(\).*\. Use gradients='captured', or",

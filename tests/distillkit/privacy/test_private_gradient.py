@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -24,8 +25,10 @@ def silent(*parameters: torch.Tensor, clip: float = 1.0) -> PrivateGradient:
 
 
 def test_inexact_norms_clip_more() -> None:
-    factors = silent(torch.zeros(1)).factors(torch.tensor([0.5, 2.0, math.inf]), precision=1e-3)
-    assert factors.tolist() == pytest.approx([1.0, 0.498, 0.0], rel=1e-6)
+    norms = torch.tensor([0.5, 2.0, math.inf, math.nan])
+    for clip, wanted in ((1.0, [1.0, 0.498, 0.0, 0.0]), (math.inf, [1.0, 1.0, 0.0, 0.0])):
+        factors = silent(torch.zeros(1), clip=clip).factors(norms, precision=1e-3)
+        assert factors.tolist() == pytest.approx(wanted, rel=1e-6)
 
 
 def test_neighbouring_float32_sums_differ_by_at_most_one_clip() -> None:
@@ -121,7 +124,9 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
     ):  # fmt: skip
         numbers = {"sigma": 0.0, "clip": 1.0, "denominator": 1.0} | wrong_number
         refused(lambda n=numbers: PrivateGradient(parameters, secret=secret, **n), ValueError, words)
-    refused(lambda: PrivateGradient([], sigma=0.0, clip=1.0, denominator=1.0, secret=secret), ValueError, "one or more")
+    for empty in ([], torch.zeros(2)):
+        call = partial(PrivateGradient, empty, sigma=0.0, clip=1.0, denominator=1.0, secret=secret)
+        refused(call, (TypeError, ValueError), "parameters must be a list")
     refused(
         lambda: PrivateGradient(parameters, sigma=1.0, clip=math.inf, denominator=1.0, secret=secret),
         PrivacyError, "clip must be finite unless sigma is 0, got sigma 1",

@@ -131,10 +131,11 @@ def test_condensation_equals_its_reference(
     ledger, private, public = Ledger(), *(embedded_sizes(name, monkeypatch) for name in ("of_private", "__call__"))
     sampler, match = RandomNetworks(oblong_network, doubled), options.pop("match")
     networks = EmbeddingNetworks(sampler, match=match, augment=augment, chunk=3)
-    found = condense_private(
-        skewed, networks=networks, steps=5, generator=3, progress=False,
-        ledger=Account(ledger, client="c", round=2, secret=Secret(4)), **options,
-    )  # fmt: skip
+    with torch.no_grad():
+        found = condense_private(
+            skewed, networks=networks, steps=5, generator=3, progress=False,
+            ledger=Account(ledger, client="c", round=2, secret=Secret(4)), **options,
+        )  # fmt: skip
     assert max(private) == 3
     assert max(public) == max(ipc * tiles.count, 3 // ipc * ipc)  # a class is never split
     stored = found.stored if isinstance(found, TiledImages) else found.images
@@ -181,7 +182,13 @@ def clipped(rows: list[Tensor], clip: float) -> Tensor:
 @pytest.mark.parametrize(("clip", "sigma", "rate"), [(0.4, 1.5, 0.6), (math.inf, 0.0, 1.0), (None, None, 0.3)])
 @pytest.mark.parametrize("records", [7, 0])
 def test_steps_on_images_equal_their_reference(
-    clip: float | None, sigma: float | None, rate: float, records: int, skewed: LabeledImages, oblong_network: Factory
+    clip: float | None,
+    sigma: float | None,
+    rate: float,
+    records: int,
+    skewed: LabeledImages,
+    oblong_network: Factory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FedDM's gradient of each drawn record by autograd, clipped, summed and noised; then SGD with momentum."""
     data, size, secret, seed = skewed[:records], 5, Secret(4), int(torch.randint(2**62, (), generator=derive(0)))
@@ -213,7 +220,7 @@ def test_steps_on_images_equal_their_reference(
         velocity = 0.3 * velocity + wanted[-1]
         images = images - 0.2 * velocity
     seen: list[Tensor] = []
-    ledger, own = Ledger(delta=1e-4), Secret(4)
+    ledger, own, sizes = Ledger(delta=1e-4), Secret(4), embedded_sizes("embed_private", monkeypatch)
 
     def look(step: int, gradient: Tensor) -> None:
         assert step == len(seen)
@@ -223,9 +230,9 @@ def test_steps_on_images_equal_their_reference(
     found = image_sgd(
         data, size=size, **budget, delta=1e-4, clip=clip, rate=rate, steps=4, ipc=2, lr=0.2, momentum=0.3,
         networks=EmbeddingNetworks(RandomNetworks(oblong_network), augment=augment, chunk=2), progress=False,
-        callback=look,
-        ledger=Account(ledger, client=2, round=1, secret=own),
+        callback=look, ledger=Account(ledger, client=2, round=1, secret=own),
     )  # fmt: skip
+    assert {*sizes} <= {1, 2, 6, 32}  # for the preparation, of a chunk, for a trial and for the clip
     scale = 1e-5 * max(float(g.abs().max()) for g in wanted)
     for ours, theirs in zip(seen, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=scale)
@@ -274,13 +281,13 @@ def test_training_equals_its_reference(
         for p, part in zip(parameters, step.split([p.numel() for p in parameters])):
             p.data -= 0.2 * part.view_as(p)
     ledger = Ledger(delta=1e-4)
-    train_private(
-        model, *((data,) if records else data), size=size, epsilon=epsilon, sigma=None if epsilon else 0.0, delta=1e-4,
-        clip=clip, rate=rate, steps=5, lr=0.2, chunk=chunk, gradients=gradients, progress=False,
-        loss=losses if epsilon else None,
-        optimizer=(lambda p: torch.optim.SGD(p[::-1], lr=0.2)) if epsilon else None,
-        ledger=Account(ledger, client=1, round=3, secret=Secret(5)),
-    )  # fmt: skip
+    with torch.no_grad():
+        train_private(
+            model, *((data,) if records else data), size=size, epsilon=epsilon, sigma=None if epsilon else 0.0,
+            delta=1e-4, clip=clip, rate=rate, steps=5, lr=0.2, chunk=chunk, gradients=gradients, progress=False,
+            loss=losses if epsilon else None, ledger=Account(ledger, client=1, round=3, secret=Secret(5)),
+            optimizer=(lambda p: torch.optim.SGD(p[::-1], lr=0.2)) if epsilon else None,
+        )  # fmt: skip
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     assert all(p.grad is None for p in model.parameters())

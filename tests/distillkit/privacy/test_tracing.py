@@ -75,6 +75,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "places": (lambda s, x: x.nonzero().sum() + x, READS.format("aten.nonzero.default")),
     "mask": (lambda s, x: x * x[x > 0].sum(), READS.format("aten.index.Tensor")),
     "branch": (lambda s, x: x if x.sum() > 0 else -x, CHOOSES),
+    "comparison": (lambda s, x: x if torch.equal(x, s[0]) else -x, CHOOSES),
     "loop": (lambda s, x: x * sum(range(int(x.sum()))), CHOOSES),
     "statistics": (
         lambda s, x: torch.native_batch_norm(wide(x), None, None, s[0], s[1], True, 0.1, 1e-5)[0],

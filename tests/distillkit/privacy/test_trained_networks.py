@@ -54,7 +54,7 @@ def test_bars_are_shown_if_progress_is_true(
                   "distillkit.privacy.gradients.dp_sgd"):  # fmt: skip
         monkeypatch.setattr(f"{place}.bar", noted)
     options: dict[str, Any] = {"size": 12, "sigma": 1.0, "steps": 1, "progress": progress}
-    condensed(toy_set, toy_network, train=SHORT, progress=progress)
+    condensed(toy_set, toy_network, train=SHORT, networks=None, progress=progress)
     image_sgd(toy_set, networks=RandomNetworks(toy_network), ipc=1, **options)
     train_private(toy_network(), toy_set, **options)
     assert set(asked) == {progress}
