@@ -205,12 +205,16 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
+def _raised(error: OSError) -> None:
+    raise error
+
+
 def _files(folder: Path, problems: Problems) -> list[Path]:
     """Return all files below `folder` whose names do not begin with a dot, sorted."""
     files: list[Path] = []
     if not folder.is_dir():
         return files
-    for root, inside, names in os.walk(folder):
+    for root, inside, names in os.walk(folder, onerror=_raised):
         inside[:] = [name for name in inside if not name.startswith(".")]
         if links := [name for name in inside if Path(root, name).is_symlink()]:
             warn(f"{root} has links to folders, which are not followed: {', '.join(links)}")

@@ -138,6 +138,8 @@ def _opened(table: Any, folder: AnyPath | None, **options: Any) -> tuple[Path, d
     if not len(rows):
         raise ValueError(f"table must be rows of a picture file and its label, at least one; {name} has no rows")
     rows = rows.set_axis([str(one) for one in rows.columns], axis=1)
+    if twice := list(rows.columns[rows.columns.duplicated()]):
+        raise ValueError(f"table must have columns of different names; {name} has several of the name {twice[0]!r}")
     return where if folder is None else check.path(folder, "folder"), {"rows": rows, "name": name, **options}
 
 
@@ -247,7 +249,7 @@ def _find(folder: Path, names: Sequence[str], problems: Problems) -> list[Path]:
     if any(missing):
         where = _elsewhere(folder, names[missing.index(True)])
         _note(problems, f"missing pictures{where}", names, missing)
-    twice = Counter(files)
+    twice = Counter(file for name, file in zip(names, files) if name)
     _note(problems, "pictures in several rows; keep one row of each", names, [twice[file] > 1 for file in files])
     return files
 

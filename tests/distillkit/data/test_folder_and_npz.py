@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 import zipfile
 from functools import partial
@@ -175,11 +176,13 @@ def test_links(tmp_path: Path) -> None:
     refused(lambda: load_folder(tmp_path / "pets"), FileNotFoundError, words)
 
 
-def test_missing_folders_are_named(tmp_path: Path) -> None:
+def test_missing_folders_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: load_folder(tmp_path / "nowhere"), FileNotFoundError, "no folder .*nowhere; expected class/picture")
     refused(lambda: load_folder(tmp_path), FileNotFoundError, "has no sub-folders")
     (tmp_path / "cat").mkdir()
     refused(lambda: load_folder(tmp_path), FileNotFoundError, "- 1 missing pictures .* in class folders: .*/cat$")
+    monkeypatch.setattr(os, "scandir", open)  # which refuses folders
+    refused(lambda: load_folder(tmp_path), IsADirectoryError, "Is a directory: .*/cat'")
 
 
 def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:

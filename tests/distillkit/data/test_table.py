@@ -117,6 +117,7 @@ def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
     wide = pd.DataFrame({"key": [f"{i:03d}.png" for i in range(12)], "b": ANIMALS, "c": ANIMALS[::-1]})
     refused(lambda: load_table(wide), TypeError, 'no column is the image among key, b, c; name it: image="..." or lab')
     refused(lambda: load_table(wide, image="key"), TypeError, "no column is the label among key, b, c")
+    refused(lambda: load_table(wide.set_axis([1, "1", "c"], axis=1)), ValueError, "table has several of the name '1'")
     refused(lambda: load_table(wide, image="nope"), ValueError, "image must be one of .* key, b, c, got 'nope'")
     for name in ("split", "user"):
         wrong: dict[str, Any] = {name: "nope"}
@@ -198,7 +199,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     save(train / "004.png", picture(4, 7, 6, 3))
     labels: list[Any] = [*ANIMALS[:5], None, "fox", *ANIMALS[7:]]
     parts = ["train"] * 7 + ["unknown", None] + ["train"] * 3
-    names = [*(f"{i:03d}" for i in range(9)), "008.png", "010", None]
+    names = [*(f"{i:03d}" for i in range(9)), "008.png", None, None]
     frame = pd.DataFrame({"id": names, "label": labels, "split": parts, "site": ["north"] * 4 + [None] + ["south"] * 7})
     with pytest.raises(ValueError, match="train cannot be read as one set:") as raised:
         load_table(frame, folder=train, classes=["cat", "dog", "eel"], user="site")
@@ -207,10 +208,10 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         "- 2 names of several files",
         "- 1 missing pictures: 001",
         "- 1 pictures that cannot be read: 000.png (cannot identify image file)",
-        "- 1 pictures without the (6, 6) pixels (height, width) of 002.jpg and 7 more",
-        "- 1 pictures without the 3 channels of 002.jpg and 7 more",
+        "- 1 pictures without the (6, 6) pixels (height, width) of 002.jpg and 6 more",
+        "- 1 pictures without the 3 channels of 002.jpg and 6 more",
         "- 1 rows without a label: 005",
-        "- 1 rows without a file: row 11",
+        "- 2 rows without a file: row 10, row 11",
         "- 1 rows without a split: 008",
         "- 1 rows without a user: 004",
         "- 1 rows whose label is not in classes: fox",
