@@ -73,6 +73,8 @@ def test_sigma_and_epsilon_are_inverse_and_never_round_down(
     reached = gaussian_epsilon(sigma, delta)
     assert gaussian_delta(sigma, reached) <= delta
     assert gaussian_delta(sigma, 1e300) == 0.0
+    edge = 0.99 * gaussian_delta(sigma, 1.0)  # its epsilon is just above the first bound of the search
+    assert not edge or gaussian_delta(sigma, gaussian_epsilon(sigma, edge)) <= edge
     assert reached == 0 or gaussian_delta(sigma, reached * (1 - 1e-9)) > delta
     assert compose([(sigma, 1.0, 1)], delta) == Bound(reached, "exact")
     least = gaussian_sigma(epsilon, delta, releases=releases) / math.sqrt(releases)
