@@ -25,7 +25,6 @@ def write(root: Path) -> Path:
             shape = (6, 6) if (k, i) == (1, 2) else ()
             save(images / f"{wnid}_{i}.{'JPEG' if i else 'png'}", picture(10 * k + i, *shape))
         (images / "notes.txt").write_text("no picture", encoding="utf-8")
-        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t7\t7\n", encoding="utf-8")
     for i in range(2):
         save(folder / "val" / "images" / f"val_{i}.JPEG", picture(100 + i))
     lines = "val_0.JPEG\tn01\t0\t0\t7\t7\nval_1.JPEG\tn02\t1\t2\t3\t4\n"
