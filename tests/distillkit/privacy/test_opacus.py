@@ -383,42 +383,38 @@ def rooted(below: float, *, mixes: bool = False, outputs: int = 3) -> nn.Module:
     return Layer(lambda m, x: m.linear(roots(x) + mixes * roots(x).mean(0)), linear=nn.Linear(20, outputs))
 
 
-@pytest.mark.parametrize("kind", OPACUS)
-def test_network_for_pixels_is_compared_on_pixels(kind: str) -> None:
-    """NaN for negative pixels is no mixing of records, and NaN for pixels in [0, 1] is named."""
+def subclassed() -> nn.Module:
+    network = flat()
+    network[1].bias = nn.Parameter(torch.zeros(6).as_subclass(type("Own", (Tensor,), {})))  # type: ignore[index]
+    return network
 
+
+@pytest.mark.parametrize("kind", OPACUS)
+def test_networks_and_losses_are_tried_on_pixels_and_other_noise(kind: str) -> None:
+    """NaN for negative pixels is no mixing of records, and NaN for pixels in [0, 1] is named."""
     like = torch.rand(2, 1, 4, 5), torch.tensor([0, 1])
     clipped_gradients(kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 1)).eval(), losses, like)  # a single class
     clipped_gradients(kind, rooted(0.0), losses, like)
-    with pytest.raises(BatchStatistics, match="mixes the records"):
-        clipped_gradients(kind, rooted(0.0, mixes=True), losses, like)
-    spread = lambda n, x, y: losses(n, x, y) * (1 + y.double().var(correction=0))  # noqa: E731
-    with pytest.raises(BatchStatistics, match="mixes the records"):  # of two classes
-        clipped_gradients(kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 2)), spread, like)
-    with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
-        clipped_gradients(kind, rooted(0.5, outputs=1), losses, like)
-    roots = lambda m, x: m.linear(x.flatten(1)) + 0 * (x.flatten(1) @ m.zero).sqrt()  # noqa: E731
-    steep = Layer(roots, linear=nn.Linear(20, 3), zero=nn.Parameter(torch.zeros(20, 3)))
-    with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):  # of some parameters
-        clipped_gradients(kind, steep, losses, like)
-    with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
-        clipped_gradients(kind, rooted(0.0), lambda n, x, y: losses(n, x, y) / (1 - y), like)
-    for reduced, shape in ((lambda rows: rows.sum(), r"\[\]"), (lambda rows: rows[:, None], r"\[3, 1\]")):
-        wrong = lambda n, x, y, f=reduced: f(losses(n, x, y))  # noqa: E731
-        with pytest.raises(NotSeparable, match=rf"one value for each example \[n\], got shape {shape}$"):
-            clipped_gradients(kind, rooted(0.0), wrong, like)
-    with pytest.raises(NotCapturable, match=r"on 3 records of noise \(IndexError: Target 9 is out of bounds\.\)\. Use"):
-        clipped_gradients(
-            kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 1)), lambda n, x, y: losses(n, x, y + 9), like
-        )
 
+    def refuse(network: nn.Module, loss: Callable[..., Tensor], error: type[PrivacyError], words: str) -> None:
+        refused(lambda: clipped_gradients(kind, network, loss, like), error, words)
 
-@pytest.mark.parametrize("kind", OPACUS)
-def test_parameters_are_plain_tensors(kind: str) -> None:
-    network, like = flat(), (torch.rand(2, 1, 4, 5), torch.tensor([0, 1]))
-    network[1].bias = nn.Parameter(torch.zeros(6).as_subclass(type("Own", (Tensor,), {})))  # type: ignore[index]
-    with pytest.raises(NotCapturable, match="^the network Sequential: a Own is not a plain tensor"):
-        clipped_gradients(kind, network, losses, like)
+    unequal = lambda n, x, y: losses(n, x, y) * (1 + y.double().var(correction=0))  # noqa: E731
+    refuse(flat(), unequal, BatchStatistics, "mixes the records")
+    refuse(rooted(0.0, mixes=True), losses, BatchStatistics, "mixes the records")
+    signed = Layer(lambda m, x: m.out(x.flatten(1)) * (1 if len(x) == 1 else -1), out=nn.Linear(20, 3))
+    refuse(signed, lambda n, x, y: n(x).sum(1), BatchStatistics, r"single records \(parameter out\.weight\)")
+    partly = lambda m, x: m.linear(x.flatten(1)) + 0 * (x.flatten(1) @ m.zero).sqrt()  # noqa: E731
+    steep = Layer(partly, linear=nn.Linear(20, 3), zero=nn.Parameter(torch.zeros(20, 3)))
+    for network in (steep, rooted(0.5, outputs=1)):
+        refuse(network, losses, NotCapturable, r"not finite for noise images in \[0, 1\]")
+    refuse(flat(), lambda n, x, y: losses(n, x, y) / (1 - y), NotCapturable, r"not finite for noise images in \[0, 1\]")
+    words = r"one value for each example \[n\], got shape "
+    refuse(flat(), lambda n, x, y: losses(n, x, y).sum(), NotSeparable, rf"{words}\[\]$")
+    refuse(flat(), lambda n, x, y: losses(n, x, y)[:, None], NotSeparable, rf"{words}\[3, 1\]$")
+    words = r"on 3 records of noise \(IndexError: Target 9 is out of bounds\.\)\. Use"
+    refuse(flat(), lambda n, x, y: losses(n, x, y + 9), NotCapturable, words)
+    refuse(subclassed(), losses, NotCapturable, "^the network Sequential: a Own is not a plain tensor")
 
 
 @pytest.mark.parametrize(("kind", "part"), [("opacus", "_rows"), ("opacus-ghost", "_norms")])
@@ -440,10 +436,6 @@ def test_gradients_may_differ_by_a_thousandth(kind: str, part: str, monkeypatch:
         monkeypatch.setattr(opacus_gradients.OpacusGradients, part, wrong)
         with contextlib.nullcontext() if excess < 1e-3 else pytest.raises(BatchStatistics, match=words):
             clipped_gradients(kind, network, losses, like)
-    monkeypatch.undo()  # of right norms, whose sign is another in a batch
-    signed = Layer(lambda m, x: m.out(x.flatten(1)) * (1 if len(x) == 1 else -1), out=nn.Linear(20, 3))
-    with pytest.raises(BatchStatistics, match=r"differ from those of single records \(parameter out\.weight\)"):
-        clipped_gradients(kind, signed, lambda n, x, y: n(x).sum(1), like)
 
 
 def test_noise_is_of_both_kinds_with_labels_of_two_classes() -> None:
