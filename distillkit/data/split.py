@@ -152,7 +152,7 @@ def split_by(
     earlier = int(data.info.get("content_splits", 0))  # equal keys would hold out nothing more
     if hold_out == "content":
         digests = (str(value).encode() for value in values.tolist())
-        numbered = earlier > (before["hold_out"] == "content")  # else `before` tells apart the first and the second
+        numbered = earlier > (before["hold_out"] != "random")  # else `before` tells apart the first and the second
         purpose = f"test {column} after {before}{f', split {earlier + 1}' if numbered else ''}"
         kept, held_out = hold_out_content(digests, test_fraction, purpose)
     else:

@@ -52,9 +52,9 @@ def test_files_of_dc_dsa_and_dm(tmp_path: Path) -> None:
 
 
 def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
-    for name, tensor in (("image_a.pt", X), ("label_a.pt", Y)):
+    for name, tensor in (("image_imagenette.pt", X), ("label_imagenette.pt", Y)):
         torch.save(tensor, tmp_path / name)
-    assert torch.equal(read(tmp_path / "image_a.pt").labels, Y)
+    assert torch.equal(read(tmp_path / "image_imagenette.pt").labels, Y)
     torch.save(X.clone().requires_grad_(), tmp_path / "images_best.pt")
     refused(lambda: read(tmp_path), FileNotFoundError, r"images_best\.pt holds images only.*labels_best\.pt")
     torch.save(X, tmp_path / "syn.pt")  # of which no name of labels can be made

@@ -103,6 +103,7 @@ def test_label_rows_are_split_too() -> None:
     ("options", "words"),
     [
         ({"column": "user"}, "column must be one of age, patient, weight; got 'user'"),
+        ({"column": 5}, "column must be one of age, patient, weight; got 5,"),
         ({"column": "weight"}, "column 'weight' must be class indices"),
         ({"test_fraction": -0.1}, "test_fraction must be at least 0, got -0.1"),
         ({"test_fraction": 1.0}, "test_fraction must be less than 1, got 1"),
