@@ -114,12 +114,6 @@ def test_hooks_are_called_in_the_order_of_keys() -> None:
         assert keys == ["A", "B"] * (len(keys) // 2), hook
 
 
-@pytest.mark.parametrize(("name", "value"), [("damping", -0.1), ("layers", ("body", 3))])
-def test_attributes_of_an_addon_are_checked(name: str, value: Any) -> None:
-    wrong = type("Wrong", (AddOn,), {name: value})
-    refused(lambda: FedAvg(wrong(), factory=Tiny), (TypeError, ValueError), f"Wrong.{name} must be")
-
-
 def test_misspelt_hook_is_warned_of_and_a_helper_is_not(recwarn: pytest.WarningsRecorder) -> None:
     class Own(AddOn):
         def helper(self) -> None:

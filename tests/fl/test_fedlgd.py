@@ -285,11 +285,12 @@ def test_composition_has_the_papers_defaults() -> None:
 
 
 @pytest.mark.parametrize("joined", ["unselected", "always"])
-def test_bytes_are_counted_by_entry(joined: Any) -> None:
+def test_bytes_are_counted_by_entry_and_client(joined: Any, tmp_path: Path) -> None:
     """Rounds 1 and 3 distil. G is sent in the first round that uses it and after each change, and nothing else."""
     method = FedLGD(factory=Tiny, selected=(1, 3), joined=joined, **SMALL)
     held = [ClientData(c) for c in federation()]
-    run = simulate(method, held, rounds=5, progress=False)
+    simulate(method, held, rounds=3, out=tmp_path, progress=False)
+    run = simulate(method, held, rounds=5, out=tmp_path, resume=True, workers=3, progress=False)
     weights, body = 5 * 4 * (3 * 9 + 3 + 48 * 3 + 3), 5 * 6 * 16 * 4
     bodies = {"unselected": [None, 1, None, 1, 0], "always": [1, 1, 0, 1, 0]}[joined]
     for row, sent in zip(run.rows, bodies):
@@ -300,6 +301,9 @@ def test_bytes_are_counted_by_entry(joined: Any) -> None:
             want |= {"Anchors.anchors": body, "Anchors.anchors:labels": 5 * 6 * 8}
         assert row["down"] == want
         assert row["up"] == {"FedAvg.samples": 5 * 8, "FedAvg.update": weights}
+        totals = [sum(row[way].values()) for way in ("up", "down")]
+        assert [row["bytes_up"], row["bytes_down"]] == totals
+        assert row["bytes_by_client"] == {str(k): [total // 5 for total in totals] for k in range(5)}
 
 
 def test_refusals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,43 +46,36 @@ def test_momentum_continues_from_the_clients_last_round(participation: float | i
     assert np.abs(linear.weights(forgetful) - w).max() > 0.01
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_single_client_trains_as_if_without_rounds(kind: Any) -> None:
+Optimizers = Callable[[Tiny], Sequence[torch.optim.Optimizer]]
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizers"),
+    [
+        ({"momentum": 0.9}, lambda net: [torch.optim.SGD(net.parameters(), 0.05, 0.9)]),
+        ({"kind": "adam"}, lambda net: [torch.optim.Adam(net.parameters(), 0.05)]),
+        (
+            {"momentum": 0.5, "phases": [Phase(steps=2, train="classifier.*"), Phase(steps=1)]},
+            lambda net: [*[torch.optim.SGD(net.classifier.parameters(), 0.05, 0.5)] * 2,
+                         torch.optim.SGD(net.parameters(), 0.05, 0.5)],
+        ),
+    ],
+    ids=["sgd", "adam", "phases"],
+)  # fmt: skip
+def test_single_client_trains_as_if_without_rounds(options: dict[str, Any], optimizers: Optimizers) -> None:
+    """Every phase has its own state: here the first trains the head, the second everything."""
     data = federation()[0]
     start = {n: t.clone() for n, t in Tiny(3).state_dict().items()}
-    options: dict[str, Any] = {"factory": Tiny, "initial": start, "lr": 0.01, "batch": len(data)}
-    options["momentum"] = 0.9 if kind == "sgd" else 0.0
-    run = simulate(FedAvg(**options, optimizer=ClientOptimizer(kind, state="client")), [data], rounds=5, progress=False)
+    optimizer = ClientOptimizer(options.get("kind", "sgd"), state="client")
+    given = {name: value for name, value in options.items() if name != "kind"}
+    method = FedAvg(factory=Tiny, initial=start, lr=0.05, batch=len(data), optimizer=optimizer, **given)
+    run = simulate(method, [data], rounds=4, progress=False)
     net = Tiny(3)
     net.load_state_dict(start)
-    params = net.parameters()
-    make = torch.optim.Adam(params, lr=0.01) if kind == "adam" else torch.optim.SGD(params, 0.01, 0.9)
-    for _ in range(5):
-        make.zero_grad()
+    for stepper in list(optimizers(net)) * 4:
+        net.zero_grad()
         F.cross_entropy(net(data.images), data.labels).backward()
-        make.step()
-    for name, value in net.state_dict().items():
-        assert torch.allclose(run.server.state[FedAvg.model][name], value, atol=1e-5), name
-
-
-def test_every_phase_has_its_own_state() -> None:
-    """The first phase trains the head, the second everything; each keeps its own momentum."""
-    phases = [Phase(steps=2, train="classifier.*"), Phase(steps=1)]
-    data = federation()[0]
-    start = {n: t.clone() for n, t in Tiny(3).state_dict().items()}
-    options: dict[str, Any] = {"factory": Tiny, "initial": start, "lr": 0.05, "momentum": 0.5, "batch": len(data)}
-    run = simulate(
-        FedAvg(**options, phases=phases, optimizer=ClientOptimizer(state="client")), [data], rounds=3, progress=False
-    )
-    net = Tiny(3)
-    net.load_state_dict(start)
-    head = torch.optim.SGD(net.classifier.parameters(), 0.05, 0.5)
-    whole = torch.optim.SGD(net.parameters(), 0.05, 0.5)
-    for _ in range(3):
-        for optimizer in (head, head, whole):
-            net.zero_grad()
-            F.cross_entropy(net(data.images), data.labels).backward()
-            optimizer.step()
+        stepper.step()
     for name, value in net.state_dict().items():
         assert torch.allclose(run.server.state[FedAvg.model][name], value, atol=1e-5), name
 

@@ -382,7 +382,8 @@ def test_words_of_a_private_failure_stay_on_the_client(error: type[Exception], m
     monkeypatch.setattr(
         logging.getLogger("fl.engine._client_runtime"), "warning", lambda *a: logged.append(a[0] % a[1:])
     )
-    run = play(rounds=1, method=Telling(), ledger=(ledger := Ledger(delta=DELTA)))
+    ledger = Ledger(delta=DELTA)
+    run = play(rounds=1, method=Telling(), ledger=ledger)
     assert run.rows[0]["failed"] == {"1": FAILED_PRIVATELY}
     assert charged_rounds(ledger)[1] == [1]
     assert "pixel out of range" in logged[0]

@@ -242,9 +242,10 @@ def test_attributes_without_annotation_and_properties_are_no_options() -> None:
         ("extra_outputs", -1, "Mine.extra_outputs must be at least 0"),
         ("extra_outputs", 1.5, "Mine.extra_outputs must be an int"),
         ("first_round", 0, "Mine.first_round must be at least 1"),
+        ("damping", -0.1, "Mine.damping must be"),
         ("single_label", "yes", "Mine.single_label must be True or False"),
         ("layers", "body", "Mine.layers must be .*names of modules"),
-        ("layers", (3,), "Mine.layers must be names of modules of the network, got 3"),
+        ("layers", ("body", 3), "Mine.layers must be names of modules of the network, got 3"),
     ],
 )
 def test_declarations_of_an_add_on_are_checked_when_installed(name: str, value: Any, error: str) -> None:

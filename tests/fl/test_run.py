@@ -21,7 +21,6 @@ from PIL import Image
 from distillkit import plot
 from distillkit.condense import distribution_matching
 from distillkit.networks import RandomNetworks
-from distillkit.privacy import Event, Ledger
 from fl import ClientData, ClientDP, FedAvg, Filtered, Run, history, simulate
 from fl.addons import FedProx
 from fl.averaging.addon import AddOn
@@ -177,14 +176,6 @@ def test_run_is_plotted_without_options() -> None:
     (drawn,) = plot.curves(run).axes[0].lines
     assert [y / 100 for _, y in drawn.get_xydata()] == pytest.approx([row["accuracy"] for row in run.rows])
     assert len(plot.curves({"a": run, "b": [run, run]}).axes[0].lines) == 2
-
-
-def test_repr_of_a_ledger_shows_its_content(tmp_path: Path) -> None:
-    assert repr(Ledger()) == "Ledger(in memory, delta=1e-05: nothing spent)"
-    ledger = Ledger(tmp_path / "l.jsonl", budget=2.0, disjoint=False)
-    ledger.spend(Event("dp_sgd", 8.0, 0.1, 3, 0, 1), Event("dp_sgd", 8.0, 0.1, 3, 1, 1))
-    path = str(tmp_path / "l.jsonl")
-    assert repr(ledger) == f"Ledger({path!r}, delta=1e-05, budget=2, disjoint=False: 2 events of 2 clients)"
 
 
 @pytest.mark.parametrize("private", [False, True])

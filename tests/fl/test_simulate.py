@@ -159,51 +159,6 @@ def test_clients_without_images_are_empty_and_not_failed() -> None:
         simulate(FedAvg(factory=Tiny), [nobody, nobody], rounds=1, progress=False)
 
 
-class Broadcast(AddOn):
-    """Method with a cached set that changes after round 2."""
-
-    poster = Entry[LabeledImages](cached=True)
-
-    def start(self, server: Any) -> None:
-        server.state[self.poster] = images(6, 1)
-
-    def send(self, server: Any, client: int, message: Any) -> None:
-        message[self.poster] = server.state[self.poster]
-
-    def loss(self, step: Any) -> None:
-        assert len(step.local.message[self.poster]) == 6
-
-    def receive(self, server: Any, replies: Any, old: Any) -> None:
-        if server.round == 2:
-            server.state[self.poster] = images(6, 2)
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_cached_entry_is_sent_once_until_it_changes(workers: int, tmp_path: Path) -> None:
-    method = FedAvg(Broadcast(), factory=Tiny)
-    options: dict[str, Any] = {"workers": workers, "out": tmp_path, "progress": False}
-    simulate(method, federation(), rounds=2, **options)
-    run = simulate(method, federation(), rounds=4, resume=True, **options)
-    bodies = [row["down"].get("Broadcast.poster", 0) for row in run.rows]
-    assert bodies == [5 * 6 * 16 * 4, 0, 5 * 6 * 16 * 4, 0]
-    assert all(row["down"]["Broadcast.poster:digest"] == 5 * 16 for row in run.rows)
-
-
-def test_late_client_gets_cached_entries_when_first_drawn() -> None:
-    run = simulate(FedAvg(Broadcast(), factory=Tiny), federation(), rounds=2, participation=2, seed=1, progress=False)
-    first, second = (set(row["drawn"]) for row in run.rows)
-    assert run.rows[1]["down"].get("Broadcast.poster", 0) == len(second - first) * 6 * 16 * 4
-
-
-def test_bytes_are_counted_by_client_entry_and_round() -> None:
-    run = simulate(FedAvg(factory=Tiny), federation(), rounds=1, participation=2, progress=False)
-    row, weights = run.rows[0], 3 * 9 + 3 + 48 * 3 + 3
-    assert row["up"] == {"FedAvg.samples": 2 * 8, "FedAvg.update": 2 * weights * 4}
-    assert row["down"] == {"FedAvg.model": 2 * weights * 4}
-    assert row["bytes_up"] == sum(row["up"].values())
-    assert row["bytes_by_client"] == {str(k): [8 + weights * 4, weights * 4] for k in row["drawn"]}
-
-
 def test_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
     run = play("fedavg", tmp_path)
     saved = load_file(tmp_path / "checkpoint" / "model.safetensors")
@@ -252,14 +207,6 @@ class Diary(AddOn):
 
     def receive(self, server: Any, replies: Any, old: Any) -> None:
         server.notes["pages"] = replies[self.pages]
-
-
-@pytest.mark.parametrize("stop", [1, 3])
-def test_client_memory_survives_an_interruption(stop: int, tmp_path: Path) -> None:
-    method, clients = FedAvg(Diary(), factory=Tiny), federation()
-    simulate(method, clients, rounds=stop, out=tmp_path, progress=False)
-    run = simulate(method, clients, rounds=5, out=tmp_path, resume=True, progress=False)
-    assert [row["pages"] for row in run.rows] == [5.0, 10.0, 15.0, 20.0, 25.0]
 
 
 # Checkpoints that cannot be used, and settings that differ.

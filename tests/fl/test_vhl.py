@@ -260,6 +260,11 @@ def test_noise_is_sent_once_and_counted() -> None:
     assert all(row["up"] == {"FedAvg.samples": 5 * 8, "FedAvg.update": 5 * weights} for row in run.rows)
     run = run_method(VFA(), rounds=2)
     assert [row["down"].get("VFA.means", 0) for row in run.rows] == [5 * 3 * 48 * 4, 0]
+    method = FedAvg(VFA(), factory=Tiny)
+    run = simulate(method, federation(), rounds=2, participation=3, seed=1, progress=False)
+    first, second = (set(row["drawn"]) for row in run.rows)
+    assert 0 < len(second - first) < 3
+    assert run.rows[1]["down"]["VFA.means"] == len(second - first) * 3 * 48 * 4
 
 
 def test_sources_of_virtual_images() -> None:

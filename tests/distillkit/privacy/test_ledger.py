@@ -313,6 +313,7 @@ def test_guarantee_as_text_and_as_values() -> None:
     assert (0.83 < found.epsilon < 0.84, found.budget) == (True, None)
     empty = Ledger().guarantee()
     assert str(empty) == "epsilon 0 at delta 1e-05 (nothing spent)"
+    assert repr(Ledger()) == "Ledger(in memory, delta=1e-05: nothing spent)"
     nothing = {"epsilon": 0.0, "delta": 1e-5, "relation": "", "accountant": "exact", "valid_if": planned}
     assert empty.info() == nothing
 
