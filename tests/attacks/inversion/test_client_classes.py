@@ -188,10 +188,6 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-def between(low: int, value: int, high: int) -> bool:
-    return low <= value <= high
-
-
 def test_bounds_are_tightened_by_the_size_to_every_possible_count() -> None:
     """Against the least and the largest count of each class among all counts within the bounds and of this size."""
     for low, high, size in (
@@ -200,7 +196,7 @@ def test_bounds_are_tightened_by_the_size_to_every_possible_count() -> None:
         ([1, 1, 0], [9, 9, 9], 2),
         ([0, 0, 0], [1, 2, 9], 6),
     ):
-        possible = [n for n in product(range(10), repeat=3) if sum(n) == size and all(map(between, low, n, high))]
+        possible = [n for n in product(*(range(a, b + 1) for a, b in zip(low, high))) if sum(n) == size]
         got = _with_size(torch.tensor(low), torch.tensor(high), size)
         assert got[0].tolist() == [min(column) for column in zip(*possible)]
         assert got[1].tolist() == [max(column) for column in zip(*possible)]

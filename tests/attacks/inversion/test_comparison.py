@@ -74,6 +74,7 @@ def test_noise_has_its_standard_deviation_and_repeats() -> None:
     assert float(whole(added).std()) == pytest.approx(0.3, rel=0.03)
     assert float(torch.corrcoef(torch.stack([t.flatten() for t in added]))[0, 1].abs()) < 0.05
     assert torch.equal(whole(Noise(0.3, seed=1)(zeros)), whole(added))
+    torch.testing.assert_close(Noise(0.3, seed=1)([zeros[0].double()])[0].float(), added[0])
     assert not torch.equal(whole(Noise(0.3, seed=2)(zeros)), whole(added))
     assert Noise(0.3).expected(zeros, added) == tuple(zeros)
 

@@ -276,17 +276,12 @@ def test_values_outside_the_box_are_cut_shrunk_or_stretched(kind: int, below: bo
 # Priors.
 
 
-def with_statistics() -> nn.Module:
-    net = network("relu", "batch").train()
-    with torch.no_grad():
-        for seed in range(3):
-            net(torch.rand(8, *SHAPE, generator=derive(seed)))
-    return net
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_batch_norm_prior_equals_the_losses_and_modifies_nothing(training: bool) -> None:
-    net = with_statistics().train(training)
+    net = network("relu", "batch").train()
+    with torch.no_grad():
+        net(torch.rand(8, *SHAPE, generator=derive(0)))  # other statistics than the first
+    net.train(training)
     before = {k: v.clone() for k, v in net.state_dict().items()}
     images = pictures(3).requires_grad_()
     value = batch_norm_prior(net, first_multiplier=2.0)(images)
@@ -428,6 +423,7 @@ Y, ZERO = torch.tensor([0]), torch.zeros(1, *SHAPE)
 PAIR = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.AdaptiveMaxPool2d(1, return_indices=True))
 THREE = Normalization([0.1] * 3, [1] * 3)
 HIGH = nn.Sequential(nn.Flatten(0, 2), nn.Linear(8, 2))
+LOW = nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (1, -1)), nn.Linear(128, 2))
 EMBED: Any = (lambda x: x.flatten(1)[:, :2], nn.Flatten())
 
 
@@ -462,6 +458,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: inverted([ONES[0][:2, :, :1, :1]], PAIR[0]), r"network must give logits \[N, K\], got \[1, 2, 8, 8\]"),
     (lambda: inverted([ONES[0][:2, :, :1, :1]], PAIR), r"network must give logits \[N, K\], got tuple"),
     (lambda: inverted([torch.ones(2, 8), torch.ones(2)], HIGH), r"network must give logits \[N, K\], got \[8, 2\]"),
+    (lambda: inverted([torch.ones(2, 128), torch.ones(2)], LOW, count=2), r"give logits \[N, K\], got \[1, 2\]"),
     (lambda: inverted(ONES[:0], nn.Flatten()), "gradients must not be empty"),
     (lambda: inverted(ONES[:2], nn.Linear(1, 1, device="meta")), "on the device 'meta'; build it on"),
     (lambda: inverted(ONES, method="dlg", lr=0.1), "only .*, got 0.1 for 'dlg'"),
@@ -511,6 +508,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: ClassMeans.of([torch.flatten], ROWS, Y, 2), r"images must have 4 dimensions"),
     (lambda: ClassMeans.of([torch.flatten], ZERO, Y + 2, 2), "labels must be below num_classes=2, got 2"),
     (lambda: ClassMeans([lambda x: 0], [ROWS]).count_classes(ZERO), r"must give \[N, 2\], .* means, got int"),
+    (lambda: ClassMeans([lambda x: ROWS], [ROWS]).count_classes(ZERO), r"must give \[N, 2\], .* got \[2, 2\]"),
     (lambda: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([1, -1])), "counts must be at least 0, got -1"),
     (lambda: ClassMeans([torch.flatten], [ROWS], counts=Y + 1), "counts must be one per class, 2, and 0 exactly"),
     (lambda: ClassMeans([torch.flatten], [ROWS[0]]), r"means must be \[K, F\] of the same classes, got \[2\]"),

@@ -189,7 +189,7 @@ def test_nearest_equals_the_ratio_of_plain_distances(seed: int, classes: bool, o
     if offset:  # three images are near each record, which inner products cannot tell apart
         images[4:8], images[8:] = (images[:4] + 1e-3 * torch.rand(4, 1, 2, 2, generator=g) for _ in range(2))
     records[:6] = images[:6] + 1e-9 * torch.rand(6, 1, 2, 2, generator=g)
-    labels, own = torch.arange(12) % 3, torch.arange(9) % 3
+    labels, own = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 0, 1, 0, 1]), torch.arange(9) % 3  # two of the last class
     distances = (records[:, None] - images).flatten(2).norm(dim=2)
     if classes:
         distances[own[:, None] != labels] = torch.inf
@@ -211,6 +211,8 @@ def test_classes_are_ignored_if_one_has_a_single_image() -> None:
     assert not torch.equal(nearest(images, records, torch.arange(6) % 3, own), plain)
     labels, again = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 1, 2, 3, 4, 4])  # class 2 has one image, twice
     assert torch.equal(nearest(images[again], records, labels, own), nearest(images[again], records))
+    gaps = (records[:, None] - images[:2]).flatten(2).norm(dim=2).sort(1).values
+    torch.testing.assert_close(nearest(images[:2], records).float(), 1 - gaps[:, 0] / gaps[:, 1])
     others = nearest(images[again], records, labels, own % 2)  # which no record has
     assert torch.equal(others, nearest(images[:4], records, labels[:4], own % 2))
 

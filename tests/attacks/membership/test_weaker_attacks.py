@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 
@@ -161,8 +162,8 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: gradient_norm(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.LPPool1d(2, 1)), LARGE, LABELS),
         "but those of 2 records are not"),
     (lambda: gradient_norm(LABELS, IMAGES, LABELS), "network must be an nn.Module"),
-    (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3, 2)),
-        r"got \[3\] and \[2, 3, 2\]"),
+    *((lambda t=t, s=s: shadow_classifier(torch.zeros(t), torch.ones(2, 3).bool(), torch.zeros(s)),
+        f"S, n, d], got {re.escape(f'{t} and {s}')}") for t, s in (([3], [2, 3, 2]), ([3, 2], [2, 3]))),
     (lambda: shadow_classifier(torch.zeros(0), torch.ones(2, 0).bool(), torch.zeros(2, 0)), r"got \[0\] and \[2, 0\]"),
     *((lambda s=s, n=n: shadow_classifier(torch.zeros(3), torch.ones(s, n).bool(), torch.zeros(2, 3)),
         rf"one row of target's \[3\] per shadow, got \[{s}, {n}\] and \[2, 3\]") for s, n in ((2, 4), (3, 3))),
