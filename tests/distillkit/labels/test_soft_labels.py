@@ -109,6 +109,7 @@ def test_teacher_is_accepted_exactly_if_guessing_is_worse_with_probability_99_pe
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "all outputs of teacher")  # 0 and 5 are no outputs of a sigmoid
         assert try_teacher(Guess(least), pool(count), "pool") == least / count
+        assert try_teacher(nn.Sequential(Guess(49), nn.Hardsigmoid()), pool(49), "pool") == 1  # few images may be alike
     with pytest.raises(ValueError, match=f"teacher is right on {least - 1} of {count} images of pool"):
         try_teacher(Guess(least - 1), pool(count), "pool")
 
