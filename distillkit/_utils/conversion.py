@@ -299,6 +299,8 @@ def read(
         images, own = source
         if isinstance(images, Tensor | np.ndarray) and convert is None:
             return Found(images, *label_indices(own, class_names), "labels")
+        if not hasattr(images, "__len__"):
+            raise TypeError(unsupported(images, name))
         if len(images) != len(own):
             raise ValueError(f"labels must have one entry per image: got {len(own)} for {len(images)} images")
         source = list(zip(images, own.tolist() if hasattr(own, "tolist") and np.ndim(own) == 1 else own))

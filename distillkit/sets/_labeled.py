@@ -779,8 +779,6 @@ def set_from_source(
         Normalization.require(normalization)
     found = conversion.read(source, name, class_names=given, convert=convert, **options)
     images = conversion.as_tensor(found.images, name)
-    if not isinstance(images, Tensor):
-        raise TypeError(conversion.unsupported(images, name))
     if normalization is None or len(normalization.mean) in (1, images.shape[-1]):
         images = conversion.channels_first(images, name, array=not isinstance(found.images, Tensor))
     labels = conversion.as_tensor(found.labels, "labels", lists=True)

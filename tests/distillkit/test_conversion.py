@@ -206,6 +206,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "labels twice": ((PIXELS, LABELS), {"labels": LABELS}, TypeError, "labels must be left out"),
     "a triple": ((PIXELS, LABELS, LABELS), {}, TypeError, "a pair of both.*got a tuple of 3 Tensor items"),
     "none": (None, {}, TypeError, "data must be a LabeledImages, .* or a DataLoader, got NoneType$"),
+    "no images": ((None, [0, 1]), {}, TypeError, "data must be a LabeledImages, .* or a DataLoader, got NoneType$"),
     "a dict of parts": ({"train": Rows()}, {}, TypeError, r"got dict; pass one of its values: data\['train'\]"),
     "pictures": (PICTURES, {}, TypeError, "labels must be given, because data is a list"),
     "one picture": (PICTURES[0], {"labels": [0]}, TypeError, "got one PIL picture; pass a list of pictures"),

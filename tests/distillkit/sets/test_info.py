@@ -207,7 +207,7 @@ def test_image_that_occurs_twice_is_marked() -> None:
     items: Any = Subset(TensorDataset(*data), [0, 1, 0])
     sources = items, ConcatDataset([TensorDataset(*data)] * 2), ConcatDataset([Subset(items, [0]), items])
     read = [as_set(source, class_names=("a", "b")) for source in sources]
-    for twice in (data[[-1, 7]], data[torch.tensor([0, 0])], LabeledImages.concatenate([data, data]), *read):
+    for twice in (data[[-1, 7]], data[torch.tensor([0, 0]).int()], LabeledImages.concatenate([data, data]), *read):
         assert twice.info == {"derived": "repeated images"}
     assert make({"derived": "k"})[[0, 0]].info == {"derived": "k; repeated images"}
     turned, other = data.replace(images=data.images.mT), make({"a": 1}, 1)

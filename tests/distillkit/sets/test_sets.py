@@ -371,6 +371,7 @@ def test_as_set_refuses_contradictions() -> None:
         refused(lambda x=images: as_set(x), TypeError, words)
     for k in (1, 3):
         refused(lambda k=k: as_set(data, num_classes=k), ValueError, f"num_classes={k}, but the set has 2")
+    refused(lambda: as_set(X, Y, normalization=(0.5,)), TypeError, "normalization must be a Normalization")  # type: ignore[arg-type]
     refused(lambda: as_set(data, normalization=HALF), ValueError, r"is mean \(0\.5\) .*, but the set's is pixels")
     for space in (Normalization([0.5], [0.5]), IDENTITY):
         refused(lambda s=space: as_set(data.replace(normalization=HALF), normalization=s), ValueError, "set's is mean")
