@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -86,6 +88,37 @@ def test_run_that_stops_after_every_step_of_condensing_equals_a_whole_run(
             )
     steps = {"FedDM": 2 * 3 * 3, "FedLGD": 3 * (3 + 2), "Condensed": 3 * 4}[name]
     assert 4 <= calls <= steps + 2  # several clients may take a step before the run has stopped
+    assert files(out) == files(tmp_path / "whole")
+    assert not (out / "checkpoint" / "unfinished").exists()
+
+
+KILLED = """
+from pathlib import Path
+import fl.addons.condensed as condensed
+from tests.fl.test_condensing_checkpoints import METHODS, play
+from fl.methods import FedDM
+condensed.SAVE_INTERVAL = 0.0
+play(METHODS["FedDM"](), {out!r}, resume=True)
+"""
+
+
+@pytest.mark.slow
+def test_killed_run_resumes_a_condensation_and_leaves_no_state(tmp_path: Path) -> None:
+    play(METHODS["FedDM"](), tmp_path / "whole")
+    out, kills = tmp_path / "killed", 0
+    while True:
+        before = {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")}
+        process = subprocess.Popen([sys.executable, "-c", KILLED.format(out=str(out))])
+        while process.poll() is None and kills < 3:
+            now = {
+                p for p in out.glob("checkpoint/unfinished/*/*/*.safetensors") if before.get(p) != p.stat().st_mtime_ns
+            }
+            if now:
+                process.kill()
+                kills += process.wait() != 0
+        if process.wait() == 0:
+            break
+    assert kills == 3
     assert files(out) == files(tmp_path / "whole")
     assert not (out / "checkpoint" / "unfinished").exists()
 
