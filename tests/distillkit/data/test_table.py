@@ -142,9 +142,10 @@ def test_splits_and_owners(tmp_path: Path) -> None:
     assert split.validation is not None
     assert [len(part) for part in (*split, split.validation)] == [6, 3, 3]
     assert split.users == ("east", "north", "south")
-    owners = [split.users[k] for k in split.train.columns["user"].tolist()]
-    assert owners == [site for site, part in zip(sites, parts) if part in ("train", "Training")]
-    assert split.test.labels.tolist() == [split.classes.index(a) for a, p in zip(ANIMALS, parts) if p == "test"]
+    owners = [split.users[k] for data in (*split, split.validation) for k in data.columns["user"].tolist()]
+    order = [i for names in (("train", "Training"), ("test",), ("VAL",)) for i in range(12) if parts[i] in names]
+    assert owners == [sites[i] for i in order]
+    assert [split.classes[k] for k in split.test.labels.tolist()] == [ANIMALS[i] for i in order[6:9]]
     assert len(load_table(frame, folder=tmp_path / "train", split=None, test_fraction=0).train) == 12
     moved = load_table(frame.rename(columns={"split": "fold"}), folder=tmp_path / "train", label="label", split="fold")
     assert moved.validation is not None
@@ -176,7 +177,7 @@ def test_several_label_columns_are_rows(tmp_path: Path) -> None:
     frame = pd.DataFrame({"id": [f"{i:03d}" for i in range(12)], "a": [1, 0] * 6, "b": [0.25, 1] * 6})
     split = load_table(frame, label=["b", "a"], folder=tmp_path / "train", test_fraction=0)
     assert split.classes == split.train.class_names == ("b", "a")
-    assert split.train.labels.tolist() == [[0.25, 1.0], [1.0, 0.0]] * 6
+    assert torch.equal(split.train.labels, torch.tensor([[0.25, 1.0], [1.0, 0.0]] * 6))
     parts = load_table(frame, label=["b", "a"], folder=tmp_path / "train", test_fraction=1 / 3)
     assert sorted(parts.test.labels.tolist()) == [[0.25, 1.0]] * 2 + [[1.0, 0.0]] * 2  # a third of each largest label
     alone = load_table(frame, label=["a"], folder=tmp_path / "train", test_fraction=0).train
