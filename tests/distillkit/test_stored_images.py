@@ -7,6 +7,7 @@ import io
 import itertools
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -434,6 +435,9 @@ def test_stored_set_says_what_it_is_and_new_labels_end_its_guarantee(stored: Sto
     assert (stored.replace(info={"a": (1,)}).info, stored[[1, 1]].info) == ({"a": [1]}, {"derived": "repeated images"})
     refused(lambda: stored.replace(classes_given="no"), TypeError, "classes_given must be")
     refused(lambda: stored.replace(class_names=["a"]), ValueError, "class_names must be 5 names")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a part is not checked for labels that start at 1
+        stored.replace(labels=torch.ones(71).long(), num_classes=2, classes_given=False).read([0])
     rows = told.replace(labels=torch.rand(71, 5))
     assert "; rows of 5; " in repr(rows)
     assert (told.info["epsilon"], told[:9].info["epsilon"], rows.info["epsilon"]) == (1.0, 1.0, None)
