@@ -392,7 +392,7 @@ def _normal(node: Node, mean: Any = 0.0, std: Any = 1.0) -> Draw:
     return lambda n, g: (torch.randn(n, *shape, generator=g, dtype=kind["dtype"]) * std + mean).to(**kind)
 
 
-def _coin(node: Node, p: Any = 0.5) -> Draw:
+def _coin(node: Node, p: Any) -> Draw:
     shape, kind = _kind(node)
     return lambda n, g: (torch.rand(n, *shape, generator=g) < p).to(**kind)
 

@@ -112,7 +112,7 @@ def test_images_changed_far_by_noise_are_valid_input(toy_set: LabeledImages, toy
 
 def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(toy_set: LabeledImages) -> None:
     class Scaled(nn.Module):
-        scale, _shift, traces = 1.0, 0.0, 0
+        scale, traces = 1.0, 0
 
         def __init__(self) -> None:
             super().__init__()
@@ -120,7 +120,8 @@ def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(to
 
         def features(self, x: Tensor) -> Tensor:
             Scaled.traces += 1
-            return 1e-5 * (x.flatten(1) * self.scale + self.classifier.weight.sum() + self._shift)
+            shift = getattr(self.classifier, "shift", 0.0)
+            return 1e-5 * (x.flatten(1) * self.scale + self.classifier.weight.sum() + shift)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.classifier(self.features(x))
@@ -139,7 +140,7 @@ def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(to
     network = sampler.draw(derive(0))
     for k, (holder, name, value) in enumerate([
         (Scaled, "scale", 1.0), (Scaled, "scale", 1.0), (Scaled, "scale", 3.0), (network, "scale", 2.0),
-        (network, "scale", 2.0001), (network, "_shift", 1e-4),
+        (network, "scale", 2.0001), (network.classifier, "shift", 1e-4),
     ]):  # fmt: skip
         setattr(holder, name, value)
         embedder = embedders[k]

@@ -465,6 +465,7 @@ DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], Law]] = {
         lambda x: torch.bernoulli(torch.full_like(x, 0.3).double()), lambda n, g: coin(n, g, 0.3, torch.float64),
     ),
     "bernoulli_": (lambda x: torch.empty_like(x).bernoulli_(0.4), lambda n, g: coin(n, g, 0.4)),
+    "bernoulli_ of a half": (lambda x: torch.empty_like(x).bernoulli_(), lambda n, g: coin(n, g, 0.5)),
     "bernoulli of one rate": (lambda x: torch.bernoulli(x, 0.4), lambda n, g: coin(n, g, 0.4)),
     "dropout": (lambda x: F.dropout(x + 0.6, 0.4), lambda n, g: coin(n, g, 0.6)),
     "dropout of channels": (lambda x: F.dropout1d(x[:, None] + 0.6, 0.4)[:, 0], lambda n, g: coin(n, g, 0.6)),
