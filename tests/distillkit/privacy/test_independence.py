@@ -142,6 +142,8 @@ def test_every_draw_is_captured(toy_set: LabeledImages) -> None:
     chosen = lambda k: bad if k > 3 * toy_set.images.shape[1] else honest  # noqa: E731  # the shape of records is public
     embedders = PublicEmbedders(Sometimes(chosen), 5, like=toy_set, centers=0)
     refused(lambda: class_sums(*toy_set[:0], embedders, num_classes=3), NotCapturable, "chooses by the values")
+    shorter = FixedNetwork(build(lambda: Function(lambda n, x: x[:2]), 0).double())
+    refused(lambda: PublicEmbedders(shorter, 1, like=toy_set), BatchStatistics, "differently among other images")
     normed = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
     PublicEmbedder(FixedNetwork(normed.eval()).draw(derive(0)), None)
     words = "^Sequential has batch norm .* Use norm='instance'"
