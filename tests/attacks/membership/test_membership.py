@@ -16,9 +16,10 @@ from scipy.special import digamma, polygamma
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from attacks.membership import VARIANCES, lira, loss, margin, nearest, rmia, stable_logit
+from attacks.membership import VARIANCES, lira, loss, margin, nearest, rmia, shadow_classifier, stable_logit
 from attacks.membership.lira import Variance, _trigamma_inverse
 from distillkit.rng import derive
+from tests.fl.emulated_device import DEVICE, on_second_device, second_device
 from tests.refused import refused
 
 
@@ -227,6 +228,22 @@ def test_candidates_are_compared_in_chunks(classes: bool, monkeypatch: pytest.Mo
     for values in (1 << 24, 30, 5):  # an image has 9
         monkeypatch.setattr(sys.modules["attacks.membership.nearest"], "_VALUES", values)
         assert torch.equal(whole[part], nearest(images, records[part], *((labels, own[part]) if classes else ())))
+
+
+def test_results_are_on_the_device_of_the_first_argument() -> None:
+    s, x, y = shadows_of(8), torch.rand(9, 1, 2, 2, generator=derive(0)), torch.arange(9) % 3
+    target, *others = (value for name, value in s.items() if name != "member")
+    for call in (
+        lambda first: lira(first(target), *others[:2]),
+        lambda first: rmia(first(target), *others),
+        lambda first: nearest(first(x), x[:4] / 2, y, y[:4]),
+        lambda first: margin(first(x.flatten(1)), y),
+        lambda first: shadow_classifier(first(target), *others[:2], torch.arange(30) % 2),
+    ):
+        with second_device():
+            found = call(lambda one: one.to(DEVICE))
+            assert on_second_device(found)
+            assert torch.equal(found.to("cpu"), call(lambda one: one))
 
 
 # Refusals.
