@@ -79,7 +79,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "own": lambda: flat(scaled(torch.linspace(1, 3, 6))),
     "frozen": frozen,
     "temperature": lambda: flat(scaled(torch.tensor(2.0))),
-    "frozen batch norm": lambda: flat(nn.BatchNorm1d(6).requires_grad_(False).eval(), nn.ReLU(inplace=True).eval()),
+    "frozen batch norm": lambda: flat(nn.ReLU(inplace=True).eval(), nn.BatchNorm1d(6).requires_grad_(False).eval()),
     "dropout off": lambda: flat(nn.Dropout(0.0)),
 }
 
