@@ -24,7 +24,9 @@ def test_ledger_allows_what_the_filter_allows_whatever_the_noise_of_earlier_rele
             spent += event.sigma**-2
         else:
             assert spent + event.sigma**-2 > limit
-    ledger.spend(Event("sum", sigma=(limit - spent) ** -0.5))
+    last = Event("sum", sigma=(limit - spent) ** -0.5)
+    assert ledger.remaining(last) == 1
+    ledger.spend(last)
     assert ledger.remaining(Event("sum", sigma=100.0)) == 0
     assert (ledger.guarantee().nominal, ledger.guarantee().budget) == (pytest.approx(2.0, rel=1e-9), 2.0)
 
