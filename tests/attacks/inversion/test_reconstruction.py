@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks import psnr
+from attacks import match, psnr
 from attacks.inversion import ClassMeans, FedAvgUpdate, Gradient, ReplayableMessage, batch_norm_prior, invert_message
 from attacks.inversion._search import lbfgs, signed_adam
 from attacks.inversion.priors import group_mean
@@ -584,3 +584,11 @@ def test_best_of_all_iterates_is_returned(search: Any, asked: int) -> None:
         counts.add(len(tried))
     assert last_was_best < 8
     assert max(counts) == asked
+
+
+def test_dlg_finds_images_and_their_labels_in_a_normalized_space() -> None:
+    net, truth, space = network(), pictures(2), Normalization((0.4,), (0.3,))
+    sent = Gradient.of(net, space.encode(truth), torch.tensor([4, 1]))
+    found = invert_message(sent, SHAPE, 2, method="dlg", steps=16, normalization=space)
+    assert found.labels.tolist() == [1, 4]
+    assert float(psnr(found.images[match(found.images, truth)], truth).min()) > 30

@@ -469,3 +469,17 @@ def test_siamese_augmentation_has_one_draw_for_all_records(siamese: bool) -> Non
     for wrong, came in ((lambda x, g: (x,), "tuple"), (lambda x, g: x[..., :1], r"\[1, 1, 4, 1\]")):
         words = f"^the augmentation <lambda> turns 1 image into {came}; return one image of the same shape for each$"
         refused(lambda w=wrong: captured_augmentation(w, images), BatchStatistics, words)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, y: rows(z, y) * (0 if (y == 7).any() else 1),
+        lambda z, y: rows(z, y) * (1 if rows(z, y).isfinite().all() else 0),
+    ],
+)  # fmt: skip
+def test_loss_that_chooses_by_values_is_refused(loss: Any) -> None:
+    ledger = Ledger()
+    with pytest.raises(NotCapturable, match=r"or its loss chooses by the values.*test_capture.py:\d+"):
+        train(build(lambda: FaultyNetwork(3), 0), loss=loss, ledger=ledger)
+    assert ledger.events == ()
