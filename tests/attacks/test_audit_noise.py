@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_audit_result_is_independent_of_the_order(pairs: list[tuple[float, int]]
         drawn[std] += count
     shuffled = [(std * (1 + 5e-10), count) for std, count in pairs]
     order.shuffle(shuffled)
-    assert audit_noise(drawn, shuffled).holds
+    assert audit_noise(MappingProxyType(drawn), shuffled).holds
     more = audit_noise(drawn, [*shuffled, (7.0, 2)])
     assert (more.lacking, more.uncharged) == ({7.0: 2}, {})
     assert [more.holds, audit_noise({**drawn, 7.0: 2}, shuffled).holds] == [False, False]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -186,6 +188,18 @@ def test_halved_records_and_tiles_of_odd_sides_are_copies() -> None:
     assert find_copies(darker, real[:3]).copied.all()
     many = real[:1] + 0.05 * noise  # more than the candidates of an image
     assert (find_copies(1 - real[:1], many).record_level > 25).all()
+
+
+def test_large_images_are_compared_as_pillow_shrinks_them() -> None:
+    real, noise = torch.rand(2, 3, 1, 60, 135, generator=derive(0))
+    sent = 0.4 - 0.4 * real + 0.1 * noise
+
+    def shrunk(images: Tensor) -> Tensor:
+        small = [Image.fromarray(one[0].numpy()).resize((48, 21), Image.Resampling.BILINEAR) for one in images]
+        return torch.stack([torch.from_numpy(np.array(one)) for one in small])[:, None]
+
+    found, wanted = (asdict(find_copies(*pair)) for pair in ((sent, real), (shrunk(sent), shrunk(real))))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("outside", [False, True])

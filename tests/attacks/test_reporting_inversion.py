@@ -117,6 +117,9 @@ def test_the_search_gets_the_options(labels: str, run: Path, monkeypatch: pytest
         "The message of client 1 (the fewest records) in round 1, computed from 3 records, inverted as the server "
         f"could do it: by a search for images that would have caused it (7 steps, 3 start(s), 48 s; {source}). "
     )
+    cells = next(part.cells for part in section.parts if isinstance(part, Table))
+    held = [] if outside is None else ["the same number of held-out images"]
+    assert [row[0] for row in cells] == ["the client's records", *held]
     near = told(run, Inversion(steps=7), outside)
     [cells] = [part.cells for part in near.parts if isinstance(part, Table)]
     held = [] if outside is None else [f"the nearest held-out image of {len(TEST)}"]

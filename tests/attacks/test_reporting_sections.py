@@ -250,14 +250,17 @@ def test_weights_are_numbers_of_records_only_if_the_run_says_so(samples: float, 
     assert [(c, bias.tolist(), count) for c, bias, count in found.updates] == [(c, RISE.tolist(), size) for c in (3, 4)]
 
 
-def test_only_the_first_twenty_clients_are_listed() -> None:
-    for count in (20, 23):
-        section = class_section(seen(updates=[(client, RISE, None) for client in reversed(range(count))]))
-        assert "in 50 % of all cases" in section.leaks[0][1]
-        assert [row[0] for row in rows(section)] == [str(client) for client in range(20)]
-        assert re.findall(r"\w+ more clients are not shown", words(section)) == ["3 more clients are not shown"] * (
-            count > 20
-        )
+@pytest.mark.parametrize("count", [20, 23])
+@pytest.mark.parametrize("refused", [0, 2])
+def test_only_the_first_twenty_clients_are_listed(count: int, refused: int) -> None:
+    updates = [(client, RISE, None) for client in reversed(range(count))]
+    section = class_section(seen(updates=[*updates, *[(0, torch.ones(2), 4)] * refused]))
+    assert "in 50 % of all cases" in section.leaks[0][1]
+    assert [row[0] for row in rows(section)] == [str(client) for client in range(20)]
+    more = ["3 more clients are not shown; the share above includes them."] * (count > 20)
+    lines = words(section).splitlines()
+    left = ["2 updates allow no certain conclusion: bias_change must sum to 0"] * (refused > 0)
+    assert [line.split(" over ")[0] for line in lines[1:]] == [*more, *left]
 
 
 def test_classes_are_collected_from_all_messages_of_a_client() -> None:

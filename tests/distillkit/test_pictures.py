@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from distillkit._utils.pictures import picture_array, picture_shape
 from distillkit.data import load_folder, open_folder
 from distillkit.normalization import IDENTITY
 from distillkit.sets import as_set
+from tests.refused import refused
 
 RNG = np.random.default_rng(0)
 GRAY, COLOR = RNG.integers(0, 256, (3, 5), dtype=np.uint8), RNG.integers(0, 256, (3, 5, 3), dtype=np.uint8)
@@ -58,11 +60,11 @@ def raw(suffix: str, content: bytes) -> Callable[[Path], Path]:
     return write
 
 
-def png(array: Any, color_type: int) -> bytes:
-    """Return a 16-bit PNG, whose form Pillow does not write for colors."""
+def png(array: Any, color_type: int, *late: tuple[bytes, bytes]) -> bytes:
+    """Return a 16-bit PNG, whose form Pillow does not write for colors, with further chunks after the pixels."""
     lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in array)
     head = struct.pack(">IIBBBBB", array.shape[1], array.shape[0], 16, color_type, 0, 0, 0)
-    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), *late, (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     )
@@ -158,6 +160,16 @@ def test_hidden_16_bit_values_get_the_background(tmp_path: Path) -> None:
     wanted = torch.tensor(np.where(DEEP[1, 1] == DEEP, 65535, DEEP) / 65535, dtype=torch.float32)
     found = load_folder(tmp_path, background=1.0, test_fraction=0.0, normalization=IDENTITY).train
     assert torch.allclose(found.images[0, 0], wanted)
+
+
+def test_a_picture_that_is_turned_after_its_pixels_has_another_shape(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    tag = oriented(Image.fromarray(DEEP), 6).tobytes().removeprefix(b"Exif\0\0")
+    for name, late in (("0", []), ("1", [(b"eXIf", tag)])):
+        raw(".png", png(DEEP, 0, *late))(tmp_path / "a" / name)
+    words = r"^pictures differ: \S+0\.png is \[1, 3, 5\] \(C, H, W\), \S+1\.png is \[1, 5, 3\]; give size="
+    for load in (load_folder, partial(open_folder, cache=tmp_path.with_name("cache"))):
+        refused(partial(load, tmp_path), ValueError, words)
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "tiff", "webp"])
