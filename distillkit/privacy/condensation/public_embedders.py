@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -341,6 +341,9 @@ class PublicEmbedders:
 
     def __len__(self) -> int:
         return self.num_networks
+
+    def __iter__(self) -> Iterator[PublicEmbedder]:
+        return (self[k] for k in range(self.num_networks))
 
     def __getitem__(self, k: int) -> PublicEmbedder:
         records, name = active_records(), f"the sampler {type(self._networks).__name__}"

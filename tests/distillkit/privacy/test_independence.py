@@ -195,6 +195,16 @@ def test_captured_map_equals_the_live_one_and_its_gradients(augment: Any, toy_se
         torch.testing.assert_close(pooling.embed_private(images), pooling.embedding(images))
 
 
+def test_embedders_follow_a_variable_outside_the_network(toy_set: LabeledImages) -> None:
+    factors = [1.0]
+    network = build(lambda: Function(lambda n, x: x * factors[0]), 0).double()
+    embedders = PublicEmbedders(FixedNetwork(network), 2, like=toy_set)
+    for factor in (1.0, 3.0, 2.0):
+        factors[0] = factor
+        found = [embedder.embed_private(toy_set.images) for embedder, _ in zip(embedders, range(9))]
+        torch.testing.assert_close(found, [factor * toy_set.images.flatten(1)] * 2)
+
+
 def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
     network = ConvNet((1, 8, 8), 3, width=2, depth=1).eval()
     assert is_own_network(network)
