@@ -409,7 +409,8 @@ def _shared_copy(network: nn.Module, trained: Mapping[str, nn.Parameter], name: 
     try:
         twin = copy.deepcopy(network, memo)
     except Exception as error:
-        raise NotCapturable(f"{name} cannot be copied for Opacus: {str(error).splitlines()[0]}. {_REMEDY}") from error
+        why = (str(error) or type(error).__name__).partition("\n")[0]
+        raise NotCapturable(f"{name} cannot be copied for Opacus: {why}. {_REMEDY}") from error
     twin.training = True  # Opacus' validator and hooks demand the flag of the network and of the trained layers
     for module in twin.modules():
         if any(p.requires_grad for p in module.parameters(recurse=False)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import threading
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -236,10 +237,19 @@ def test_training_equals_captured_training_and_says_what_it_assumes(kind: str, t
     assert ("rounding" in remark) == (kind == "opacus-ghost")
 
 
+DROPPING: dict[str, Callable[[], list[nn.Module]]] = {
+    "layer": lambda: [nn.Dropout(0.5), nn.Linear(16, 3)],
+    "function": lambda: [Layer(lambda m, x: m.out(F.dropout(x, training=m.training)), out=nn.Linear(16, 3))],
+}
+
+
 @pytest.mark.parametrize("kind", OPACUS)
-def test_dropout_draws_from_the_secret_only(kind: str, toy_set: LabeledImages, global_rng_untouched: None) -> None:
+@pytest.mark.parametrize("layers", DROPPING)
+def test_dropout_draws_from_the_secret_only(
+    kind: str, layers: str, toy_set: LabeledImages, global_rng_untouched: None
+) -> None:
     def trained(secret: int) -> Tensor:
-        network = build(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)).double(), 0)
+        network = build(lambda: nn.Sequential(nn.Flatten(), *DROPPING[layers]()).double(), 0)
         train_private(
             network, toy_set, size=12, sigma=0.0, clip=math.inf, rate=1.0, steps=3, gradients=kind, progress=False,
             ledger=Account(Ledger(), secret=secret),
@@ -248,7 +258,7 @@ def test_dropout_draws_from_the_secret_only(kind: str, toy_set: LabeledImages, g
 
     assert torch.equal(trained(1), trained(1))
     assert not torch.equal(trained(1), trained(2))
-    network = build(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)).double(), 0)
+    network = build(lambda: nn.Sequential(nn.Flatten(), *DROPPING[layers]()).double(), 0)
     generator, parameters = derive(0), list(network.parameters())
     source = clipped_gradients(kind, network, losses, tuple(toy_set))
     sums = silent(parameters)
@@ -314,8 +324,13 @@ def recurrent(module: Any, x: Tensor) -> Tensor:
     return module.out(module.second(module.first(module.frozen(x[:, 0])[0])[0])[0][:, -1])
 
 
-def single(memo: Any) -> Any:
-    raise RuntimeError("only one\nof them")
+def uncopyable(error: Exception) -> nn.Module:
+    """Return a network whose copy fails with the error."""
+
+    def fail(memo: Any) -> Any:
+        raise error
+
+    return Layer(lambda m, x: m.out(x.flatten(1)), out=nn.Linear(20, 3), __deepcopy__=fail)
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
@@ -326,8 +341,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
     ),
     "growing": (lambda: flat(Layer(growing)), BatchStatistics, r"^Sequential writes to the buffer 2\.latest during a"),
     "single": (
-        lambda: Layer(lambda m, x: m.out(x.flatten(1)), out=nn.Linear(20, 3), __deepcopy__=single), NotCapturable,
-        "^Layer cannot be copied for Opacus: only one. Use gradients='captured', or",
+        lambda: uncopyable(RuntimeError("only one\nof them")), NotCapturable,
+        r"^Layer cannot be copied for Opacus: only one\. Use gradients='captured', or",
+    ),
+    "lock": (
+        lambda: flat(Layer(lambda m, x: x, held=threading.Lock())), NotCapturable,
+        r"^Sequential cannot be copied for Opacus: cannot pickle '_thread\.lock' object\. Use",
+    ),
+    "silent": (
+        lambda: uncopyable(NotImplementedError()), NotCapturable,
+        r"^Layer cannot be copied for Opacus: NotImplementedError\. Use",
     ),
     "batch norm": (lambda: flat(nn.BatchNorm1d(6)), BatchStatistics, r"layers 2 of .*without_batch_norm"),
     "mixing": (lambda: flat(Layer(mixing)), BatchStatistics, r"\(parameter 1\.weight\)\. A .* mixes the records"),
