@@ -146,7 +146,8 @@ def test_held_out_images_are_a_share_of_each_class_and_no_training_image(share: 
 
 
 @pytest.mark.parametrize(("options", "text"), [
-    ({"protocol": replace(PROTOCOL, augment=None)}, "protocol must have an augmentation"),
+    ({"protocol": replace(PROTOCOL, augment=None)}, "^protocol must have an augmentation"),
+    ({"protocol": replace(PROTOCOL, augment=None, relabel=Relabel(network()))}, "^protocol must have an augmentation"),
     ({"whole": "dm"}, "must be a Protocol"),
     ({"protocol": "dm"}, "^protocol must be a Protocol"),
     ({"search": 3}, "^search must be a list of mappings"),

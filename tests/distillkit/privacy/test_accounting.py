@@ -257,6 +257,8 @@ RANGES: list[tuple[Callable[..., object], dict[str, float], dict[str, list[float
     (gaussian_sigma, {"epsilon": 1.0, "delta": DELTA, "releases": 1}, {"epsilon": [0.0], "releases": [0]}),
     (lambda order, delta: compose([(1.0, 1.0, 1)], delta, order=order), {"order": 2.0, "delta": DELTA},
      {"order": [1.0], "delta": [0.0, 1.0, -1e-5, 2.0]}),
+    *((functools.partial(compose, spends), {"delta": DELTA}, {"delta": [0.0, 1.0]})
+      for spends in ([], [(1.0, 0.0, 1)], [(0.0, 1.0, 1)], [(1.0, 0.5, 1)])),
     (lambda sigma, rate, count: compose([(sigma, rate, count)], DELTA), {"sigma": 1.0, "rate": 1.0, "count": 0},
      {"sigma": [-1.0, 9e-5], "rate": [-1e-9, 1.5], "count": [-1, 10**12 + 1]}),
     (filter_order, {"sigma": 1.0, "rate": 0.5, "budget": 1.0, "delta": DELTA},

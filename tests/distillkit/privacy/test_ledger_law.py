@@ -144,7 +144,8 @@ def act(ledger: Ledger, book: Book, lines: dict[str, list[Any]], what: str, how:
     if what == "spend":
         first = how[0]
         fit = [n for n in range(1, first.count + 1) if book.allows(replace(first, count=n))]
-        assert ledger.remaining(first) == len(fit)
+        if len(book.events) % 2:  # otherwise `check` is the first to see what the other ledger charged
+            assert ledger.remaining(first) == len(fit)
         for call in (ledger.check, ledger.spend):
             if book.allows(*how):
                 call(*how)
