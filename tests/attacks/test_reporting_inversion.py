@@ -314,7 +314,7 @@ def test_non_members_have_the_records_classes_if_possible() -> None:
     odd = records([0, 1, 1, 0])
     odd = replace(odd, data=odd.data.replace(labels=torch.eye(4)))  # type: ignore[union-attr]
     none = records([0, 1, 3, 3, 3], data=False)
-    for one, others in ((inside, none), (soft, records([0] * 9 + [1] * 3)), (inside, odd)):
+    for one, others in ((inside, none), (soft, records([0] * 9 + [1] * 3)), (inside, odd), (soft, odd)):
         unknown = _draw_held_out(one, own, others)
         assert {int(i) for index in unknown for i in index} == set(range(len(others.index)))
         assert {len(index) for index in unknown} == {3}

@@ -129,6 +129,7 @@ def test_ppv_interval_is_between_the_extremes(hits: int, false: int, prior: floa
 
 @pytest.mark.parametrize(("members", "count", "rate", "confidence"), [
     (200, 400, 0.1, 0.95), (50, 60, 0.5, 0.9), (30, 500, 0.02, 0.99), (100, 100, 0.29, 0.5), (50, 60, 0.99, 0.9),
+    (50, 60, 0.03, 0.95),  # no threshold is strict enough
 ])  # fmt: skip
 def test_interval_of_a_selected_threshold_is_zou_and_donners(
     members: int, count: int, rate: float, confidence: float
@@ -137,7 +138,7 @@ def test_interval_of_a_selected_threshold_is_zou_and_donners(
     false-positive rate is that of an order statistic, a beta variable."""
     tail = (1 - confidence) / 2
     # As many others at least lie above a threshold of that true rate, and at most: with probability `tail` fewer, more.
-    strict = max(k for k in range(count) if beta.cdf(rate, k + 1, count - k) >= 1 - tail)
+    strict = max((k for k in range(count) if beta.cdf(rate, k + 1, count - k) >= 1 - tail), default=None)
     loose = min((k for k in range(1, count) if beta.cdf(rate, k, count + 1 - k) <= tail), default=None)
     member = torch.arange(members + count) < members
     for seed in range(40):
@@ -147,7 +148,7 @@ def test_interval_of_a_selected_threshold_is_zou_and_donners(
         point = roc(scores, member).at(rate, confidence=confidence)
         found, inside, others = point.tpr, scores[member], scores[~member].sort(descending=True).values
         assert point.fpr == Rate.of(int((others >= point.threshold).sum()), count, confidence)
-        at_strict = int((inside > others[strict]).sum()) / members
+        at_strict = 0.0 if strict is None else int((inside > others[strict]).sum()) / members
         at_loose = 1.0 if loose is None else int((inside >= others[loose - 1]).sum()) / members
         assert found.hits == int((inside > others[int(rate * count + 1e-9)]).sum())
         value = found.hits / members

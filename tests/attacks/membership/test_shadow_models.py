@@ -439,6 +439,10 @@ def test_more_attacks_widen_the_intervals() -> None:
     shown = "inside=bool [12, 60], scores={'model': float64 [12, 60]}, population={}, labels=None)"
     assert repr(bare) == f"ShadowScores({shown}"
     assert repr(bare.target(0, "model")).startswith("Target(scores=float64 [60], inside=bool [10, 60], ")
+    low = ShadowScores(one.inside, {"model": s.float().requires_grad_()}, {"model": z.half()})
+    assert same(low, ShadowScores(one.inside, {"model": s.float().double()}, {"model": z.half().double()}))
+    assert low.scores["model"].dtype == low.population["model"].dtype == torch.float64
+    assert not low.scores["model"].requires_grad
 
 
 # Refusals.
