@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
-from distillkit.data import Split, split_by
+from distillkit.data import Split, StoredSplit, split_by
 from distillkit.data._hold_out import hold_out, hold_out_content
 from distillkit.rng import derive
 from tests.refused import refused
@@ -118,8 +118,11 @@ def test_impossible_splits_are_refused(options: dict[str, Any], words: str) -> N
     refused(lambda: split_by(data, **{"column": "patient", **options}), (TypeError, ValueError), words)
 
 
+@pytest.mark.parametrize("kind", [Split, StoredSplit])
+@pytest.mark.parametrize("rows", [0, 8])
 @pytest.mark.parametrize("part", ["test", "validation"])
-def test_parts_of_a_split_have_one_form(part: str) -> None:
+def test_parts_of_a_split_have_one_form(part: str, rows: int, kind: Any) -> None:
+    """The rule holds for parts without images, too."""
     one = slices(4, 2)
     others = {
         "shape": LabeledImages(torch.rand(8, 1, 2, 3), one.labels, num_classes=2),
@@ -130,8 +133,8 @@ def test_parts_of_a_split_have_one_form(part: str) -> None:
         words = f"train and {part} must have the same {what}, got {getattr(one, what)} and {getattr(other, what)}"
         words += "; give size= or channels=" if what == "shape" else ""
         with pytest.raises(ValueError, match=re.escape(words) + "$"):
-            Split(one, **{"test": one, "validation": None, "classes": ("a", "b"), part: other})
-    refused(lambda: Split(one, one, ("a", "b", "c")), ValueError, "classes must be 2 names, got 3")
+            kind(one, **{"test": one[:rows], "validation": None, "classes": ("a", "b"), part: other[:rows]})
+    refused(lambda: kind(one, one[:rows], ("a", "b", "c")), ValueError, "classes must be 2 names, got 3")
 
 
 def test_class_of_a_value_is_that_of_its_first_image() -> None:

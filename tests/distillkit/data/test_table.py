@@ -152,6 +152,9 @@ def test_splits_and_owners(tmp_path: Path) -> None:
     assert np.array_equal(bytes_of(moved.test.pixels()), np.stack([picture(i) for i in (3, 7, 11)]))
     one = load_table(frame.assign(site="north"), folder=tmp_path / "train", user="site")
     assert (one.users, one.test.columns["user"].tolist()) == (("north",), [0] * 3)
+    for column in (None, "split"):
+        options: dict[str, Any] = {"folder": tmp_path / "train", "split": column, "normalization": HALF}
+        require_same(open_table(frame, **options, cache=tmp_path / "cache"), load_table(frame, **options))
     frame["split"] = "test"
     refused(lambda: load_table(frame, folder=tmp_path / "train"), ValueError, "12 rows of other splits .* column split")
 

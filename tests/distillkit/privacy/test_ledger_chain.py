@@ -42,11 +42,13 @@ CHANGES: dict[str, Callable[[list[str], int], list[str]]] = {
 @pytest.mark.parametrize("name", [*CHANGES, "deleted"])
 @pytest.mark.parametrize("number", range(6))
 def test_changed_file_is_refused(name: str, number: int, tmp_path: Path) -> None:
-    path, events = tmp_path / "l", charged(tmp_path / "l").events
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path, ledger = tmp_path / "l", charged(tmp_path / "l")
+    events, lines = ledger.events, path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.unlink()
     if name != "deleted":
         path.write_text("".join(CHANGES[name](lines, number)), encoding="utf-8")
+    if name in ("removed", "cut", "deleted"):
+        refused(ledger.epsilon, ValueError, "l lost lines since it was read, .*: restore the file$")
     if number == 5 and name in ("removed", "cut"):  # the head has the last lines, too
         assert Ledger(path).events == events
         return

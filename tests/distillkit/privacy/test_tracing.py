@@ -382,14 +382,14 @@ def test_a_function_must_work_for_some_record_of_noise() -> None:
 
 
 def test_lack_of_memory_is_an_error_and_results_share_no_memory() -> None:
-    weight, rows = torch.ones(4), torch.zeros(3, 4, requires_grad=True)
+    weight, rows = torch.ones(4, requires_grad=True), torch.zeros(3, 4, requires_grad=True)
     found = capture(lambda given, x: [given[0], x.double() + 1], [weight], [rows], function_name="it")
-    kinds = [(t.shape, t.dtype) for t in found([weight], rows[:0])]
-    assert kinds == [((0, 4), torch.float32), ((0, 4), torch.float64)]
+    for n in (0, 3):
+        kinds = [(t.shape, t.dtype, t.requires_grad) for t in found([weight], rows[:n])]
+        assert kinds == [((n, 4), torch.float32, False), ((n, 4), torch.float64, False)]
     assert all(a is not b for a, b in zip(found([weight], rows[:0]), found._outputs))
-    first, second = found([weight], rows)
+    first, _ = found([weight], rows)
     assert first.untyped_storage().data_ptr() != weight.untyped_storage().data_ptr()
-    assert not second.requires_grad
 
     def full(*given: Tensor) -> Any:
         raise torch.OutOfMemoryError("no memory")
