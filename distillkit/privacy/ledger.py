@@ -426,10 +426,19 @@ class Ledger(Sealed):
         """Copy numbered lines of the ledger named `source`, except those that were copied before.
 
         The budget does not matter, because the privacy is spent. The lines are on disk when the method returns.
+
+        Raises:
+            ValueError: a line is not one of a ledger. No line is copied.
         """
         with self._synced():
-            seen = self._mirrored.get(source, 0)
-            self._record(*({**line, "from": [source, number]} for number, line in lines if number > seen))
+            seen, trial = self._mirrored.get(source, 0), Ledger()
+            new = [{**line, "from": [source, number]} for number, line in lines if number > seen]
+            for line in new:  # a line that cannot be read would make the file useless
+                try:
+                    trial._apply(line)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise ValueError(f"not a line of a ledger: {str(line)[:80]} ({error})") from error
+            self._record(*new)
 
     def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
         """Return `guarantee(client, delta=delta).epsilon`, which is None if no guarantee holds.

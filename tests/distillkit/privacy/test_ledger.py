@@ -245,6 +245,16 @@ def test_values_of_a_wrong_type_are_refused_before_they_make_the_file_unreadable
         refused(call, TypeError, f"^{re.escape(words)}$")
     refused(lambda: ledger.register(-1), ValueError, "^clients must be at least 0, got -1$")
     refused(lambda: ledger.mirror("n", [(1, {"remark": math.nan})]), ValueError, "not JSON compliant")
+    for line, words in (
+        ({"event": {**asdict(ONE), "more": 1}}, r"\(unknown kind of line\)$"),
+        ({"event": {**asdict(ONE), "sigma": -1.0}}, r"\(sigma must be at least 0, got -1\)$"),
+        ({"event": {**asdict(ONE), "mechanism": 3}}, r"\(mechanism must be a string, got int\)$"),
+        ({"void": "shown"}, r"\('client'\)$"),
+        ({"other": 1}, r"^not a line of a ledger: {'other': 1, 'from': \['n', \d\]} \(unknown kind of line\)$"),
+    ):
+        for new in ([line], [{"remark": "x"}, line]):
+            refused(lambda new=new: ledger.mirror("n", list(enumerate(new, 1))), ValueError, words)
+    assert ledger.mirrored("n") == 0
     assert not (tmp_path / "l").exists()
     ledger.void("")
     assert [one.guarantee().reason for one in (ledger, Ledger(tmp_path / "l"))] == ["no reason was given"] * 2
