@@ -480,6 +480,8 @@ def test_groups_run_in_other_threads_only_if_that_helps(
     ({"match": lambda real, synthetic: (synthetic.sum(), synthetic.detach().sub_(1))[0]}, "must not change its argum"),
     ({"match": lambda real, synthetic: (real - synthetic[:, 1:]).mean()},
      r"match fails on real and synthetic embeddings of shapes \[4, 32\] and \[2, 32\]: RuntimeError: The size"),
+    ({"match": lambda real, synthetic: real.average()}, r"of shapes \[4, 32\] and \[2, 32\]: AttributeError: 'Tensor'"),
+    ({"match": lambda real, synthetic: synthetic.shape[2]}, r"of shapes \[4, 32\] and \[2, 32\]: IndexError: tuple"),
     ({"match": lambda real: real.mean()}, r"match is called as match\(real, synthetic\)"),
     ({"match": lambda real, synthetic, third: real.mean()}, r"match is called as match\(real, synthetic\)"),
     ({"match": lambda real, synthetic: 0 * synthetic.sum(), "lr": None}, r"gradient at noise images has size 0\.0"),

@@ -151,13 +151,17 @@ def test_a_folder_of_several_datasets_is_reported(tmp_path: Path) -> None:
     assert load_domains({"north": str(tmp_path / "sites" / "north")}).classes == ("cat", "dog", "eel")
 
 
-@pytest.mark.parametrize("below", [["images"], ["a of {}", "b of {}"], ["a", "b", ""], ["images/a", "images/b"]])
-def test_nested_pictures_are_read_without_warning(below: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", [["images"], ["a of {}", "a"], ["a", "b", ""], ["images/a", "images/b"]])
+def test_nested_pictures_are_read_without_warning_in_the_order_of_their_paths(below: list[str], tmp_path: Path) -> None:
+    seeds = {}
     for k, (name, inner) in enumerate(product(("cat", "dog"), below)):
         class_folder(tmp_path / name, (inner.format(name),), shift=100 * k)
+        seeds |= {Path(name, inner.format(name), f"{i}.png"): 100 * k + i for i in range(5)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert load_folder(tmp_path).classes == ("cat", "dog")
+        split = load_folder(tmp_path, test_fraction=0.0)
+    assert split.classes == ("cat", "dog")
+    assert np.array_equal(bytes_of(split.train.pixels()), np.stack([picture(seeds[path]) for path in sorted(seeds)]))
 
 
 def test_links(tmp_path: Path) -> None:

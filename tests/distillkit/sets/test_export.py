@@ -113,11 +113,12 @@ def test_a_folder_says_what_it_leaves_out(tmp_path: Path) -> None:
     assert loaded.normalization == IDENTITY
     assert torch.allclose(loaded.images, whitened.pixels(), atol=1 / 500)
     assert LabeledImages.load(data.export(tmp_path / "a.npz")).normalization == data.normalization
-    with pytest.warns(UserWarning, match=r"leave out 50\.0% of the pixels, which lie outside \[0, 1\] and are clipped"):
-        some(images=torch.tensor([1.3, -0.003, -0.001, 1.001]).repeat(6, 4).view(6, 1, 4, 4)).export(tmp_path / "b")
+    wide = torch.tensor([1.3, -0.003, -0.001, 1.001]).repeat(6, 4).view(6, 1, 4, 4)
+    with pytest.warns(UserWarning, match=r"leave out 50\.0% of the .* and are clipped; the column 'user'\. An \.npz"):
+        some(images=wide, columns={"user": torch.zeros(6)}).export(tmp_path / "b")
     form = json.loads((tmp_path / "b" / "set.json").read_text(encoding="utf-8"))
     assert form["largest_error"] == pytest.approx(0.3, abs=1e-3)
-    assert form["left_out"] == ["50.0% of the pixels, which lie outside [0, 1] and are clipped"]
+    assert form["left_out"] == ["50.0% of the pixels, which lie outside [0, 1] and are clipped", "the column 'user'"]
 
 
 def test_wrong_targets_are_refused(tmp_path: Path) -> None:
@@ -180,6 +181,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "other mean": (lambda f: edit(f / "set.json", "0.25", "0.5"), r"set\.json is damaged, changed"),
     "other epsilon": (lambda f: edit(f / "set.json", "8.0", "1.0"), r"set\.json is damaged, changed"),
     "no format": (lambda f: edit(f / "set.json", f'"format": "{_FORMAT}",', ""), r"json .*its format is not"),
+    "no digests": (lambda f: edit(f / "set.json", '"digests"', '"digest"'), r"set\.json .* KeyError\('digests'\)"),
+    "no digest": (lambda f: edit(f / "set.json", '"set.json"', '"set"'), r"set\.json .* KeyError\('set\.json'\)"),
+    "no table digest": (lambda f: edit(f / "set.json", '"labels.csv"', '"labels"'), r"labels\.csv is .* KeyError"),
     "deep JSON": (lambda f: (f / "set.json").write_text("[" * 10**5, encoding="utf-8"), r"set\.json is damaged"),
     "a list": (lambda f: (f / "set.json").write_text("[1]", encoding="utf-8"), r"set\.json is damaged"),
     "no set.json": (lambda f: (f / "set.json").unlink(), r"has no set\.json.*distillkit\.data\.load_folder"),
