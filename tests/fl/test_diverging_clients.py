@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -188,6 +189,30 @@ def test_replies_that_wait_in_a_file_give_the_same_run(case: str, monkeypatch: p
     usual = played()
     monkeypatch.setattr(_outliers, "_IN_MEMORY", 700)
     assert played() == usual
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["unusable", "raises"])
+def test_failed_round_leaves_the_state_before_it(raises: bool) -> None:
+    servers, rows = list[Any](), list[dict[str, Any]]()
+
+    class Breaks(fl.FedAvg):
+        def receive(self, server: Any, replies: Any) -> None:
+            super().receive(server, replies)
+            if server.round == 2:
+                servers.append(server)
+                server.state[fl.FedAvg.model] = scaled(server.state[fl.FedAvg.model], float("nan"))
+                if raises:
+                    raise RuntimeError("broken")
+
+    why = "the new state's FedAvg.model[body.0.weight] holds NaN or Inf"
+    said = f"round 2: {why}; the state after round 1 is kept, and the run goes on"
+    options: dict[str, Any] = {"seed": 3, "progress": False}
+    failed: Any = pytest.raises(RuntimeError, match="broken")
+    with failed if raises else pytest.warns(UserWarning, match=re.escape(said)):
+        fl.simulate(Breaks(**AVERAGING), federation(), rounds=2, on_round=rows.append, **options)
+    kept = fl.simulate(fl.FedAvg(**AVERAGING), federation(), rounds=1, **options).server.state
+    assert {k: digest(k, v) for k, v in servers[0].state.items()} == {k: digest(k, v) for k, v in kept.items()}
+    assert [row.get("discarded") for row in rows] == ([None] if raises else [None, why])
 
 
 def test_state_that_is_not_finite_is_discarded() -> None:

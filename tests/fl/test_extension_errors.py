@@ -199,19 +199,22 @@ def test_budget_exceeded_in_send_ends_the_run() -> None:
     refused(lambda: play(FedAvg(Ends(), factory=Tiny)), BudgetExhausted, "nothing is left; round 1 was not finished")
 
 
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "is refused"])
 @pytest.mark.parametrize("use", [{}, {"out": "run"}], ids=["RAM", "files"])
 def test_failed_client_leaves_no_change_in_its_memory(
-    use: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use: dict[str, Any], raises: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = play(FedAvg(Counts(), factory=Tiny), rounds=3, **use).rows
+    rows = play(FedAvg(Counts(raises), factory=Tiny), rounds=3, **use).rows
     assert [len(row["failed"]) for row in rows] == [0, 1, 0]
     assert [row["noted"]["rounds"] for row in rows] == [3, 4, 8]  # client 0 trained in rounds 1 and 3 alone
 
 
+@dataclass(frozen=True)
 class Counts(AddOn):
-    """Add-on that counts a client's rounds in place, and fails in round 2 of client 0."""
+    """Add-on that counts a client's rounds in place; in round 2 client 0 fails, or its reply is refused."""
 
+    raises: bool
     own = Entry[torch.Tensor]("first")
 
     def after_training(self, local: Any, update: Any, reply: Message) -> None:
@@ -220,7 +223,9 @@ class Counts(AddOn):
         count = local.memory[self.own]
         count += 1
         if local.client.id == 0 and local.round == 2:
-            raise RuntimeError("gone")
+            if self.raises:
+                raise RuntimeError("gone")
+            reply[FedAvg.samples] = float("nan")
         local.client.notes["rounds"] = float(count)
 
 
@@ -233,12 +238,12 @@ def test_equal_reasons_of_failed_clients_are_counted() -> None:
         NoUsableReply, match=r"\(3 of 3 clients raised TypeError: no shape \(line \d+ of [\w.]+, in \w+\)\)"
     ):
         play(FedAvg(Broken(), factory=Tiny))
-    stats = RoundStats(by_client={str(k): [0, 0] for k in range(9)})
-    for client in range(9):
-        stats.fail("local", client, f"sent {max(client, 2)}", after_local=False)
-    assert stats.reasons() == (
-        "3 of 9 clients sent 2; client 3 sent 3; client 4 sent 4; client 5 sent 5; client 6 sent 6; and 2 more"
-    )
+    five = "3 of 9 clients sent 2; client 3 sent 3; client 4 sent 4; client 5 sent 5; client 6 sent 6"
+    for failed, more in ((7, ""), (8, "; and 1 more"), (9, "; and 2 more")):
+        stats = RoundStats(by_client={str(k): [0, 0] for k in range(9)})
+        for client in range(failed):
+            stats.fail("local", client, f"sent {max(client, 2)}", after_local=False)
+        assert stats.reasons() == five + more
 
 
 def test_constant_damping_of_an_option_is_warned_of() -> None:

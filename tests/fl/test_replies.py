@@ -382,6 +382,22 @@ def test_inconsistent_replies_do_not_count_in_part() -> None:
     assert reducer.result()[E.b].shape == (1, 3)
 
 
+def test_reply_of_another_form_than_earlier_ones_is_left_out_with_a_short_reason() -> None:
+    name = "n" * 400
+
+    class Odd(AddOn):
+        extra = Entry[dict[str, Tensor]]("sum")
+
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
+            reply[self.extra] = {name: torch.ones(1 + local.client.id % 2)}
+
+        def expect(self, server: Any, client: int, schema: Any) -> None:
+            schema[self.extra.key] = EntrySpec({name: torch.ones(1 + client % 2)})
+
+    run = play(FedAvg(Odd(), factory=Tiny, **SMALL), 1)
+    assert run.rows[0]["failed"] == {"1": f"Odd.extra[{name}"[:300]}
+
+
 def test_sets_reveal_only_pixels_and_labels() -> None:
     """Conditions such as an absent class would show in the notes of a condensation or in extra columns."""
     seen: list[Message] = []

@@ -53,6 +53,20 @@ def test_oversized_messages_are_reported_on_both_sides(tmp_path: Path) -> None:
     assert "more than max_message_bytes=700" in run.rows[0]["failed"]["2"]
 
 
+@pytest.mark.parametrize("limit", [1, 3])
+def test_number_of_clients_with_a_message_is_limited(limit: int, tmp_path: Path) -> None:
+    under_way: list[int] = []
+
+    def count(node: int, kind: str, group: str) -> None:
+        if kind == "train.job":
+            under_way.append(1 + len(there._jobs))
+
+    there = grid(METHODS["FedAvg"](), tmp_path, count)
+    run = run_on_grid(there, METHODS["FedAvg"](), rounds=1, participation=1.0, max_concurrent=limit)
+    assert (len(under_way), max(under_way)) == (5, limit)
+    assert_equal(run, run_in_threads(METHODS["FedAvg"](), rounds=1, participation=1.0))
+
+
 def pending(folder: Path) -> list[Path]:
     return sorted(folder.rglob("memory/*/*.safetensors"))
 

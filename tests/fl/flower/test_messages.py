@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Message
 from fl._codec import from_parts, to_parts
-from fl.deploy.flower._messages import MissingFlower, from_records, to_records
+from fl.deploy.flower._messages import MissingFlower, from_records, loss_reason, to_records
 from fl.message import DTYPES, Tensors
 from tests.fl.flower import fake_flower
 from tests.refused import refused
@@ -121,6 +122,16 @@ def test_changed_array_fails_the_checksum() -> None:
     x = content["tensors"]["A.x"]
     content["tensors"]["A.x"] = fake_flower.app_module().Array(x.dtype, x.shape, x.stype, x.data[:-1] + b"\x01")
     refused(lambda: from_parts(*from_records(content)), ValueError, "checksum")
+
+
+def test_lost_reply_is_described_with_or_without_flowers_reason() -> None:
+    error = fake_flower.app_module().Error
+    given = [None, *(SimpleNamespace(error=one) for one in (error(5), error(7, "it is gone")))]
+    assert [loss_reason(message, 2.5) for message in given] == [
+        "lost: no answer in 2.5 seconds",
+        "lost: Flower says nothing (code 5)",
+        "lost: Flower says it is gone (code 7)",
+    ]
 
 
 def test_error_without_flower_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

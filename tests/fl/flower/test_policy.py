@@ -287,15 +287,20 @@ def test_policy_name_lists_class_add_ons_and_filters() -> None:
 def test_only_charged_replies_from_images_pass_a_finite_epsilon(
     verb: str, charged: bool, epsilon: str, tmp_path: Path
 ) -> None:
+    """Whether a reply passes or not, it reports the charges that the server has not seen."""
     policy = read_policy(written(tmp_path / "policy.toml", epsilon=epsilon))
     ledger = NodeLedger(tmp_path / "ledgers", 1, "a", policy)
     ledger.charged = charged
+    ledger.ledger.spend(Event("sum", 2.0, client=1))
     result = ClientResult(1, Message({NoisySum.total: torch.ones(1)}))
-    job = Job(RequestHeader(verb, 1, "x", 0), 1, ClientRequest(Message()))
-    reply, facts = from_parts(*reply_parts(job, result, ledger, policy, {"name": "a", "seen": 0}))
-    refused = epsilon == "8.0" and not charged and verb != "evaluate"
-    assert ("refused" in facts) == refused
-    assert bool(len(reply)) == (not refused)
+    job, position = Job(RequestHeader(verb, 1, "x", 0), 1, ClientRequest(Message())), {"name": "a", "seen": 0}
+    for reason in ("", "the budget of its policy is spent"):
+        ledger.refused = reason
+        reply, facts = from_parts(*reply_parts(job, result, ledger, policy, position))
+        refused = bool(reason) or (epsilon == "8.0" and not charged and verb != "evaluate")
+        assert ("refused" in facts) == refused
+        assert bool(len(reply)) == (not refused)
+        assert facts["ledger"] == ledger.report(position)["ledger"]
 
 
 def test_limits_of_a_policy_are_allowed_and_the_next_value_is_not(tmp_path: Path) -> None:
