@@ -267,6 +267,7 @@ class _Decoder:
         if form == "tensor":
             return self._stored("tensors", value, at)["tensor"]
         if form in ("tuple", "dict"):
+            depth -= form == "dict"  # a pair of key and value is no level
             return {"tuple": tuple, "dict": dict}[form](self._items(value, at, depth))
         called = self.decode(value, at, depth + 1) if form == "partial" else self._found(value, at)
         if form == "name":

@@ -148,11 +148,14 @@ def test_samplers_draw_the_same_networks_again(name: str, tmp_path: Path) -> Non
     assert to_config(again, store=tmp_path) == to_config(sampler, store=tmp_path)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_networks_keep_their_mode_weights_and_running_statistics(training: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("training", "dtype"), [(False, torch.float32), (True, torch.float64)])
+def test_networks_keep_their_mode_weights_and_running_statistics(
+    training: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
     network = ConvNet((1, 8, 8), 3, width=4, depth=2, norm="batch").train()
     network(torch.rand(5, 1, 8, 8))
-    again = through_json(network.train(training), store=tmp_path)
+    again = through_json(network.train(training).to(dtype), store=tmp_path)
+    assert {value.dtype for value in again.parameters()} == {dtype}
     assert {part.training for part in again.modules()} == {training}
     assert all(torch.equal(again.state_dict()[name], value) for name, value in network.state_dict().items())
 
@@ -199,6 +202,10 @@ class Twice(Configurable):
 
 
 class Plain:
+    pass
+
+
+class Marked(torch.Tensor):
     pass
 
 
@@ -261,6 +268,7 @@ def loop() -> list[Any]:
         (torch.Generator(), "^value is a Generator, .* pass the seed"),
         (torch.zeros(2).numpy(), "^value is a ndarray, .* torch.from_numpy"),
         (nn.Sequential(nn.Linear(2, 2)), "^value is a Sequential, .*derived from .*Configurable"),
+        ([torch.zeros(2).as_subclass(Marked)], r"^value\[0\] is a Marked, which has no JSON form"),
         ([torch.zeros(2)], r"^value\[0\] has 1 tensors, which JSON cannot hold: pass store="),
         (digits(), "^value is a set of 6 images, .* pass store="),
         ({3: {"w": torch.zeros(2)}}, r"^value\[3\] has 1 tensors, .* pass store="),
@@ -352,11 +360,15 @@ def test_damaged_or_unknown_values_are_refused_by_path(said: Any, tmp_path: Path
     refused(lambda: from_config([0, said], store=tmp_path), ConfigError, r"^config\[1\]")
 
 
-def test_too_deep_nesting_is_refused() -> None:
+@pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {"a": v}], ids=["list", "tuple", "dict"])
+def test_nesting_of_100_levels_round_trips_and_more_is_refused(wrap: Callable[[Any], Any]) -> None:
     deep: Any = 1
-    for _ in range(500):
-        deep = [deep]
-    refused(lambda: from_config(deep), ConfigError, "nested deeper")
+    for _ in range(100):
+        deep = wrap(deep)
+    assert through_json(deep) == deep
+    words = r"\.\.\. contains itself, or is nested deeper than 100 levels$"
+    refused(lambda: to_config(wrap(deep)), SerializationError, words)
+    refused(lambda: from_config([to_config(deep)]), ConfigError, r"\.\.\. is nested deeper than 100 levels$")
 
 
 @settings(max_examples=50)
