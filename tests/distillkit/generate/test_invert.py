@@ -255,7 +255,7 @@ def test_no_targets_give_an_empty_set() -> None:
         (ValueError, "targets must be below num_classes=4", {"targets": torch.tensor([4])}),
         (ValueError, r"targets must be rows \[N, 4\]", {"targets": torch.rand(2, 3, generator=as_generator(0))}),
         (ValueError, r"numbers in \[0, 1\]", {"targets": torch.full((1, 4), 2.0)}),
-        (ValueError, "divisible by 4, got 8x6", {"parametrize": Tiles(4)}),
+        (ValueError, "divisible by 4, got 8x6", {"parametrize": Tiles(4), "targets": TARGETS[:0]}),
         (ValueError, "must have a BatchNorm layer", {"batch_norm": 1.0, "teacher": net(0, norm=False)}),
         (
             ValueError,

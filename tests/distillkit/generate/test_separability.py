@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from distillkit import LabeledImages
@@ -63,6 +66,9 @@ def test_depth_follows_from_the_shorter_side_and_options_reach_the_training(
     rest = [i for i, image in enumerate(images) if not any(torch.equal(image, own) for own in half.images)]
     assert len(rest) == 18
     assert found.small_net == accuracy(network, LabeledImages(images[rest], labels[rest], num_classes=3))
+    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200, C=0.01, tol=1e-3))
+    probe.fit(half.images.flatten(1).numpy(), half.labels.numpy())
+    assert found.linear_probe == probe.score(images[rest].flatten(1).numpy(), labels[rest].numpy())
     assert (protocol.epochs, protocol.lr, protocol.batch, protocol.optimizer) == (7, 0.2, 3, "adamw")
     assert generator is draws
 

@@ -207,6 +207,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"factory must be callable without arguments, but ConvNet\(.*needs shape, num_classes; wrap it.*`lambda: Conv",
     ),
+    "a function with one argument that must be given": (
+        lambda: RandomNetworks(lambda width, height=8, *rest, **more: sized()),  # type: ignore[misc]
+        TypeError,
+        r" <lambda>\(width, height=8, \*rest, \*\*more\) needs width; wrap .*: `lambda: factory\(width\)`$",
+    ),
     "a module among factories": (
         lambda: evaluate(data(), data(), {"net": sized()}, num_networks=1),
         TypeError,

@@ -25,7 +25,7 @@ from distillkit.networks import ConvNet
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger
 from distillkit.rng import derive
-from distillkit.serialization import SerializationError
+from distillkit.serialization import SerializationError, from_config
 from distillkit.study import (
     Candidate,
     Condense,
@@ -677,8 +677,10 @@ def test_networks_are_created_on_the_runs_device_and_others_evaluated(tmp_path: 
     count = sum(p.numel() for p in where.task.network(split)(2).parameters())
     assert seen == [("meta", count)]
     refused(lambda: replace(candidate, tested=3), TypeError, "tested")
-    write_config(3, replace(where, device="cuda"))
-    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["device"] == "cuda"
+    write_config(torch.ones(2), replace(where, device="cuda"))
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert config["device"] == "cuda"
+    assert torch.equal(from_config(config["recipe"], store=tmp_path / "arguments"), torch.ones(2))
     other = replace(candidate, tested=tested)
     other.run(other.build(where.task, split, {}), where)
     assert seen[1:] == [("cpu", count), ("tested", 2)]
