@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
@@ -96,15 +95,9 @@ def test_failed_or_late_process_is_an_error_in_the_others(two: Any) -> None:
     assert "function must return images of classes=" in own["all"]
 
 
+@pytest.mark.slow
 def test_processes_of_a_group_share_the_work(tmp_path: Path) -> None:
-    fork = multiprocessing.get_context("fork")  # which imports nothing again
-    started = [fork.Process(target=cases.main, args=(i, 3, tmp_path, "group"), daemon=True) for i in range(3)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(60)
-    assert [process.exitcode for process in started] == [0, 0, 0]
-    first, _, third = (json.loads((tmp_path / f"found-{i}.json").read_text(encoding="utf-8")) for i in range(3))
+    first, _, third = in_processes(tmp_path, "group", 3)
     assert first == third == {"repeats": [[0, 0], [2, 1], [0, 2]], "counts": [9, 9, 0, 9, 9, 9, 0]}
     assert sorted(path.name for path in tmp_path.glob("share-*")) == ["share-0-0-1-3", "share-2-4-5"]
 
