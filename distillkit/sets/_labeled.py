@@ -651,7 +651,7 @@ class LabeledImages(ImageSet):
             facts = {"set": strings.get("set", "")}
         try:
             return LabeledImages.from_parts(tensors, json.loads(facts["set"]) if "set" in facts else facts)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 
     def __repr__(self) -> str:

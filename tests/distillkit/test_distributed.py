@@ -46,7 +46,7 @@ def test_two_processes_give_the_set_of_one_call(name: str, two: Any) -> None:
     whole = CONDENSERS[name](classes=sorted(cases.CLASSES))
     alone = over_classes(CONDENSERS[name], cases.CLASSES)
     for found in (alone, *(LabeledImages.load(two[0] / f"{name}-{rank}.safetensors") for rank in range(2))):
-        rounding = 1e-5 if name.startswith(("DM", "DC", "DSA")) else 0.0
+        rounding = 1e-6 if name == "DM, ball" else 0.0  # some processors round its logits by the number of rows
         torch.testing.assert_close(found.images, whole.images, rtol=0, atol=rounding)
         assert torch.equal(found.labels, whole.labels)
         assert found.labels.tolist() == sorted(found.labels.tolist())

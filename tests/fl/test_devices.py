@@ -62,10 +62,14 @@ def run_on_second_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     return play_there
 
 
+ROUNDED = ("DPSGD", "VHL", "FedLGD")
+"""Methods whose operators or layouts the emulation changes, which some processors round differently."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_devices_are_never_mixed(name: str, run_on_second_device: Callable[..., Run]) -> None:
-    """Every add-on and method runs on an accelerator as on the CPU, and its final state is there.
+    """Every add-on and method runs on an accelerator with the CPU's bits, and its final state is there.
 
     Private training refuses modes such as the emulation; the fixture takes that check away.
     """
@@ -73,10 +77,13 @@ def test_devices_are_never_mixed(name: str, run_on_second_device: Callable[..., 
     assert [(row["failed"], row.get("failed_evaluation")) for row in run.rows] == [({}, None)] * 2
     assert all(on_second_device(t) for t in tensors(run.server.state).values())
     wanted = play(METHODS[name](), evaluate="drawn")
+    if name not in ROUNDED:
+        assert_same(run, wanted)
+        assert rows(run) == rows(wanted)
+        return
     mine, others = tensors(run.server.state), tensors(wanted.server.state)
     assert mine.keys() == others.keys()
-    for key, value in mine.items():  # the emulation changes operators and layouts, and so rounding on some processors
-        torch.testing.assert_close(value, others[key], rtol=1e-4, atol=1e-5, check_device=False, msg=key)
+    assert all(torch.allclose(t, others[n], rtol=1e-5, atol=1e-6) for n, t in mine.items())
 
 
 @pytest.mark.slow
