@@ -94,7 +94,7 @@ def histogram(series: Mapping[str, Tensor], caption: str, unit: str, marks: Sequ
     axes = figure.subplots()
     for (name, values), colour, line in zip(series.items(), ("#c7761a", "#2f6db3", "#6a7480"), ("-", "--", ":")):
         look: dict[str, Any] = {"facecolor": f"{colour}26", "edgecolor": colour, "linestyle": line, "label": name}
-        shown, percents = values.clamp(low, high - 1e-3).tolist(), [100 / len(values)] * len(values)
+        shown, percents = values.clamp(low, high).tolist(), [100 / len(values)] * len(values)
         axes.hist(shown, range(low, high + 1, 2), weights=percents, histtype="stepfilled", **look)
     for mark in marks:
         axes.axvline(mark, color="#b9c0c8", linestyle=(0, (3, 3)), linewidth=1)

@@ -151,9 +151,9 @@ def leaks(
         raise ValueError(f"small must hold at least 2 different images to compare, but its {len(small)} are all equal")
     members = torch.arange(len(real)) if used is None else _used(used, len(real))
     kept = _distinct(images, real, others)
-    known, chance = (_compared(images, data) for data in (real, others))
-    area, point = evaluate_scores(known.scores[members], chance.scores[kept], 2)
-    altered = evaluate_scores(known.record_levels[members], chance.record_levels[kept], 2)[1]
+    known, chance = _compared(images, real, torch.arange(len(real))), _compared(images, others, kept)
+    area, point = evaluate_scores(known.scores[members], chance.scores, 2)
+    altered = evaluate_scores(known.record_levels[members], chance.record_levels, 2)[1]
     shares = (known.copied, known.levels >= _CLOSE_DB, chance.levels >= _CLOSE_DB)
     copies, close, by_chance = (float(one.double().mean()) for one in shares)
     said = small.info.get("publishes") or ""
@@ -172,11 +172,11 @@ class _Compared:
     record_levels: Tensor
 
 
-def _compared(images: Tensor, data: LabeledImages | StoredImages) -> _Compared:
+def _compared(images: Tensor, data: LabeledImages | StoredImages, rows: Tensor) -> _Compared:
     levels = torch.full((len(images),), -torch.inf, dtype=torch.float64)
     copied = torch.zeros(len(images), dtype=torch.bool)
     scores, record_levels = [], []
-    for part in _parts(data, max(1, _VALUES // images[0].numel())):
+    for part in _parts(data, rows, max(1, _VALUES // images[0].numel())):
         records = part.to(images.device).pixels().float()
         found = find_copies(images, records)
         levels, copied = torch.maximum(levels, found.level.cpu()), copied | found.copied.cpu()
@@ -211,15 +211,15 @@ def _distinct(images: Tensor, real: LabeledImages | StoredImages, others: Labele
 
 def digests(data: LabeledImages | StoredImages | Tensor) -> list[bytes]:
     """Return a hash of the pixels of each image in `data`, a set or pixels [N, C, H, W]."""
-    size = max(1, _VALUES // math.prod(data.shape[-3:]))
-    parts = [data] if isinstance(data, Tensor) else (part.pixels() for part in _parts(data, size))
+    every, size = torch.arange(len(data)), max(1, _VALUES // math.prod(data.shape[-3:]))
+    parts = [data] if isinstance(data, Tensor) else (part.pixels() for part in _parts(data, every, size))
     rows = (row for part in parts for row in (part.float() * 65535).round().to(torch.int32).cpu())
     return [hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest() for row in rows]
 
 
-def _parts(data: LabeledImages | StoredImages, size: int) -> Iterator[LabeledImages]:
-    for rows in torch.arange(len(data)).split(size):
-        yield data._part(rows)
+def _parts(data: LabeledImages | StoredImages, rows: Tensor, size: int) -> Iterator[LabeledImages]:
+    for some in rows.split(size):
+        yield data._part(some)
 
 
 def _opened(data: Images | StoredImages, name: str, least: int) -> LabeledImages | StoredImages:

@@ -31,7 +31,7 @@ def record_scores(rounds: list[Tensor], candidates: Tensor) -> dict[str, Tensor]
         is high if the nearest image is much closer to the record than the second nearest. It is computed for each round
         separately, because images of several rounds may be equally close to the same record.
     """
-    found = {"distance": closest_images(torch.cat(rounds), candidates)[0].double()}
+    found = {"distance": closest_images(torch.cat(rounds), candidates)[0]}
     several = [one for one in rounds if len(one.unique(dim=0)) > 1]
     if several:
         found["nearest"] = torch.stack([nearest(one, candidates) for one in several]).amax(0).cpu()

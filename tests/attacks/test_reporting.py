@@ -188,7 +188,8 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_records": 0}, ValueError, "max_records must be"),
     ({"out": 3}, TypeError, "out must be"),
     ({"pipeline": ONE, "baselines": 3}, TypeError, "baselines must map names to values, got int"),
-    ({"baselines": {"a": ONE}}, ValueError, "compared with the run's own pipeline: give pipeline= too"),
+    *(({"baselines": odd}, ValueError, "compared with the run's own pipeline: give pipeline= too")
+        for odd in ({}, {"a": ONE})),
     *(({"pipeline": ONE, "baselines": {"a": ONE, **odd}}, TypeError, f"to Pipelines, got {said}")
         for odd, said in (({"b": 3}, "'b': int"), ({" ": ONE}, "' ': Pipeline"))),
     ({"pipeline": ONE, "baselines": {"a": replace(ONE, labels=ONE.labels.flip(0))}}, ValueError,

@@ -434,7 +434,7 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
     pixels = {"members": TRAIN.pixels(), "network": None, "non_members": TEST}
     sent = "network must have the run's architecture: .* those sent to client 0 in round 1; build it as the run did"
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"invert": True}, "invert must be of attacks.reporting.Inversion, got bool"),
+        ({"invert": False}, "invert must be of attacks.reporting.Inversion, got bool"),
         ({"invert": Inversion(client=7)}, r"client must be one that holds records and answered, \[0, 1\], got 7"),
         ({"invert": Inversion(client=0, owners=[OWNERS[1][:0], OWNERS[1]])}, r"holds .* answered, \[1\], got 0"),
         ({"invert": Inversion(client=1, round=4)}, r"round must be one in which a client answered, \[1\], got 4"),

@@ -147,7 +147,7 @@ def test_an_audit_is_told_with_its_numbers(factor: float, noise: str | None) -> 
     sigma = gaussian_sigma(4.0, 1e-5)
     draws = torch.randn(2, 100, generator=derive(0), dtype=torch.float64) * sigma * factor
     claim = [(e, max(0.01, gaussian_delta(sigma, e))) for e in (0.5, 4.0, 1.0)]
-    claim.insert(1, (9.0, 0.99))  # which no scores refute
+    claim.insert(1, (9.0, 0.01))  # which no scores refute
     drawn = None if noise is None else audit_noise({1.0: 8 if noise == "lacking" else 10}, [(1.0, 9)])
     audit = Audit(1 + draws[0], draws[1, :80], claim, drawn, "one round", 0.9)
     tested = audit_claim(1 + draws[0], draws[1, :80], claim, confidence=0.9)
@@ -342,9 +342,9 @@ def test_a_claim_is_told_with_its_conditions(tmp_path: Path) -> None:
     for epsilon in (2.34567, 0):
         first = start.replace("2.346", f"{epsilon:.4g}")
         assert told(held | more | {"epsilon": epsilon}) == [first, "It holds if planned.", *ends]
-    lost = {"epsilon": None, "reason": "seeded", "nominal_epsilon": 3.125, "valid_if": "planned"}
-    hoped = "With secret noise it would be epsilon 3.125."
-    assert told(lost | more) == ["No guarantee holds: seeded.", hoped, *ends]
+        lost = {"epsilon": None, "reason": "seeded", "nominal_epsilon": epsilon, "valid_if": "planned"}
+        hoped = f"With secret noise it would be epsilon {epsilon:.4g}."
+        assert told(lost | more) == ["No guarantee holds: seeded.", hoped, *ends]
     assert told({"epsilon": None}) == ["No guarantee holds: the run records no reason."]
 
 

@@ -120,10 +120,10 @@ def test_lr_decays_as_in_the_paper_and_has_its_default() -> None:
     start, goal, way = torch.tensor([3.0, 26, -26, 24.5, -24.5]), torch.tensor([0.0, 0, 0, 30, -30]), 0.9966
     assert way == pytest.approx(3 * 0.3 + 3 * 0.03 + 2 * 0.003 + 2 * 0.0003)
     ends = torch.tensor([3 - way, 25 - way, way - 25, 25, -25])  # the start is put into the range of pixels, too
-    starts, space = [start.view(1, 1, 1, 5)], Normalization((0.5,), (0.02,))
-    ((moved, loss),) = signed_adam([lambda x: (x - goal).square().sum()], starts, 10, 0.3, space)
-    torch.testing.assert_close(moved, ends.view(1, 1, 1, 5))
-    assert loss == pytest.approx(float((ends - goal).square().sum()), rel=1e-5)
+    starts, space = [start.view(1, 1, 1, 5)] * 2, Normalization((0.5,), (0.02,))
+    for moved, loss in signed_adam([lambda x: (x - goal).square().sum()] * 2, starts, 10, 0.3, space):
+        torch.testing.assert_close(moved, ends.view(1, 1, 1, 5))
+        assert loss == pytest.approx(float((ends - goal).square().sum()), rel=1e-5)
     sent = Gradient.of(network("relu"), pictures(1), torch.tensor([2]))
     options: list[dict[str, Any]] = [{}, {"lr": 0.1, "total_variation": 0.001}, {"lr": 0.3}, {"total_variation": 0.1}]
     default, stated, *others = (invert_message(sent, SHAPE, steps=3, **given).images for given in options)

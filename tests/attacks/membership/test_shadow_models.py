@@ -30,7 +30,7 @@ from attacks.membership.pipeline import model_scorer, stable_logit
 from attacks.membership.shadow_models import estimate_cost, run_shadows
 from attacks.statistics import OperatingPoint, Rate
 from distillkit._utils.files import write_tensors
-from distillkit.locking import InUse, locked
+from distillkit.locking import InUse
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 from distillkit.study import worker_pool
@@ -201,9 +201,6 @@ def test_shadows_in_progress_during_a_failure_are_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "shadow-00002.safetensors").exists()
     (tmp_path / "shadow-00001.safetensors").rename(tmp_path / "shadow-00009.safetensors")  # is made last, or ignored
     assert same(run_shadows(pipeline(), 4, out=tmp_path), run_shadows(pipeline(), 4))
-    with locked(tmp_path / "shadows.lock", "it"):
-        for call in (run_shadows, estimate_cost):
-            refused(lambda call=call: call(pipeline(), 4, out=tmp_path), InUse, f"the folder of shadows {tmp_path} is")  # type: ignore[misc]
 
 
 def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
@@ -250,6 +247,8 @@ def test_cost_estimate_runs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
 
     def counted(indices: Tensor, seed: int) -> Any:
         calls.append(seed)
+        for call in (run_shadows, estimate_cost):
+            refused(lambda call=call: call(pipeline(), 4, out=tmp_path), InUse, f"the folder of shadows {tmp_path} is")  # type: ignore[misc]
         return fit(indices, seed)
 
     cost = estimate_cost(pipeline(counted), 6, out=tmp_path, workers=2)
