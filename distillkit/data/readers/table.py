@@ -125,7 +125,7 @@ def _opened(table: Any, folder: AnyPath | None, **options: Any) -> tuple[Path, d
         where, name = path.parent, path.stem
     try:
         if isinstance(table, pandas.DataFrame | Mapping):
-            rows = pandas.DataFrame(table)
+            rows = pandas.DataFrame(dict(table) if isinstance(table, Mapping) else table)  # pandas lists other mappings
         elif path.suffix.lower() == ".parquet":
             rows = pandas.read_parquet(path)
         else:
@@ -191,7 +191,7 @@ def _list_table(
     owners = _texts(rows[user], "user", problems, names) if user is not None else []
     users = sorted(set(owners))
     place = {one: k for k, one in enumerate(users)}
-    kept = {part: torch.tensor(own, dtype=torch.long) for part, own in indices.items() if own or part == "train"}
+    kept = {part: torch.tensor(own, dtype=torch.long) for part, own in indices.items() if own}
     of_users = {p: {"user": torch.tensor([place[owners[i]] for i in own.tolist()])} for p, own in kept.items() if users}
     key = hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
     return PictureList(
@@ -257,6 +257,5 @@ def _find(folder: Path, names: Sequence[str], problems: Problems) -> list[Path]:
 def _elsewhere(folder: Path, name: str) -> str:
     """Return the folder in or beside `folder` that holds a missing file, as a remedy in an error message."""
     near = [one for place in (folder, folder.parent) if place.is_dir() for one in sorted(place.iterdir())]
-    places = [one for one in near if one.is_dir()]
-    held = (one for one in places if any((one / f"{name}{ending}").is_file() for ending in ("", *SUFFIXES)))
+    held = (one for one in near if any((one / f"{name}{ending}").is_file() for ending in ("", *SUFFIXES)))
     return next((f"; pass folder={str(one)!r}, which has the first of them" for one in held), "")
