@@ -238,5 +238,5 @@ def user_picture_list(
         users: names of all users. The column `user` contains indices into this list.
     """
     number = {user: i for i, user in enumerate(users)}
-    columns = {part: {"user": torch.tensor([number[u] for u in own]).long()} for part, own in owners.items()}
+    columns = {part: {"user": torch.tensor([number[u] for u in own])} for part, own in owners.items()}
     return PictureList(files, labels, tuple(classes), {"dataset": dataset}, columns, tuple(users))

@@ -71,7 +71,7 @@ def load_torchvision(
                 f"{name} in {root} cannot be read ({', '.join(files)}): {str(error) or type(error).__name__}; "
                 "delete the files and get them again"
             ) from error
-        raw[part] = _as_images(data.data), torch.as_tensor(getattr(data, labels)).long()
+        raw[part] = _as_images(data.data), torch.as_tensor(getattr(data, labels))
     return assemble_raw(raw, classes or tuple(data.classes), name, **options)
 
 

@@ -272,3 +272,11 @@ def test_every_dataset_has_classes_or_names_them_in_its_files() -> None:
     assert all(len(set(row.classes)) == len(row.classes) for row in DATASETS.values())
     assert all(row.files for name, row in DATASETS.items() if name not in ("digits", "synthdigitslike"))
     assert set(NAMES) == set(DATASETS)
+    assert {name: (row.shape, row.counts) for name, row in DATASETS.items() if row.folder} == {
+        "tinyimagenet": ((3, 64, 64), (100_000, 10_000)),
+        "cifar10c": ((3, 32, 32), (152_000, 38_000)),  # a fifth of 19 times 10,000 for the test
+        "femnist": ((1, 28, 28), ()),
+        "celeba": ((3, 84, 84), (162_770, 19_962, 19_867)),
+        "leaf-celeba": ((3, 84, 84), ()),
+        "flair": ((3, 256, 256), (345_879, 43_960, 39_239)),
+    }

@@ -14,27 +14,28 @@ from tests.pictures import bytes_of
 from tests.refused import refused
 from tests.stored import require_same
 
-# Channels of the pictures and number of classes, after the table of Yang et al., "MedMNIST v2", Scientific Data 2023.
+# Channels, number of classes, and number of pictures for training, validation and test, after the table of Yang et al.,
+# "MedMNIST v2", Scientific Data 2023.
 TABLE = {
-    "pathmnist": (3, 9),
-    "chestmnist": (1, 14),
-    "dermamnist": (3, 7),
-    "octmnist": (1, 4),
-    "pneumoniamnist": (1, 2),
-    "retinamnist": (3, 5),
-    "breastmnist": (1, 2),
-    "bloodmnist": (3, 8),
-    "tissuemnist": (1, 8),
-    "organamnist": (1, 11),
-    "organcmnist": (1, 11),
-    "organsmnist": (1, 11),
+    "pathmnist": (3, 9, 89_996, 10_004, 7_180),
+    "chestmnist": (1, 14, 78_468, 11_219, 22_433),
+    "dermamnist": (3, 7, 7_007, 1_003, 2_005),
+    "octmnist": (1, 4, 97_477, 10_832, 1_000),
+    "pneumoniamnist": (1, 2, 4_708, 524, 624),
+    "retinamnist": (3, 5, 1_080, 120, 400),
+    "breastmnist": (1, 2, 546, 78, 156),
+    "bloodmnist": (3, 8, 11_959, 1_712, 3_421),
+    "tissuemnist": (1, 8, 165_466, 23_640, 47_280),
+    "organamnist": (1, 11, 34_561, 6_491, 17_778),
+    "organcmnist": (1, 11, 12_975, 2_392, 8_216),
+    "organsmnist": (1, 11, 13_932, 2_452, 8_827),
 }
 COUNTS = {"train": 6, "val": 3, "test": 4}
 
 
 def write(root: Path, name: str, side: int = 28, without: str = "", **other: Any) -> dict[str, NDArray[Any]]:
     """Write a file in the released layout: uint8 [N, side, side(, 3)], labels uint8 [N, 1] or [N, 14] (chestmnist)."""
-    channels, classes = TABLE[name]
+    channels, classes, *_ = TABLE[name]
     arrays: dict[str, NDArray[Any]] = {}
     for seed, (part, n) in enumerate(COUNTS.items()):
         rng = np.random.default_rng(seed)
@@ -48,7 +49,7 @@ def write(root: Path, name: str, side: int = 28, without: str = "", **other: Any
 
 
 def test_all_sets_have_class_names() -> None:
-    assert {name: len(classes) for name, classes in CLASSES.items()} == {name: k for name, (_, k) in TABLE.items()}
+    assert {name: len(classes) for name, classes in CLASSES.items()} == {name: row[1] for name, row in TABLE.items()}
     assert all(len(set(classes)) == len(classes) for classes in CLASSES.values())
     assert set(TABLE) <= set(NAMES)
     assert CLASSES["pathmnist"][8] == "colorectal adenocarcinoma epithelium"
@@ -58,7 +59,7 @@ def test_all_sets_have_class_names() -> None:
 def test_a_set_gives_its_pixels_labels_and_classes(name: str, tmp_path: Path) -> None:
     arrays = write(tmp_path, name)
     split = load(name, root=tmp_path)
-    channels, classes = TABLE[name]
+    channels, classes, *counts = TABLE[name]
     assert split.validation is not None
     for part, data in (("train", split.train), ("val", split.validation), ("test", split.test)):
         pixels = bytes_of(data.pixels())
@@ -67,6 +68,7 @@ def test_a_set_gives_its_pixels_labels_and_classes(name: str, tmp_path: Path) ->
         assert (data.shape, data.num_classes, data.classes_given) == ((channels, 28, 28), classes, True)
         assert data.info["dataset"] == name
     assert DATASETS[name].shape == split.train.shape
+    assert DATASETS[name].counts == (counts[0], counts[2], counts[1])
     assert split.train.labels.ndim == (2 if name == "chestmnist" else 1)
     assert split.classes == CLASSES[name]
 
@@ -80,8 +82,8 @@ def test_a_missing_file_is_named_with_its_source(download: bool, tmp_path: Path)
 
 def test_invalid_contents_are_named(tmp_path: Path) -> None:
     for missing, words in (("test_labels", "lacks test_labels"), ("val_images", "lacks val_images and val_labels")):
-        write(tmp_path, "bloodmnist", without=missing)
-        refused(lambda: load("bloodmnist", root=tmp_path), ValueError, rf"bloodmnist\.npz {words}")
+        write(tmp_path, "bloodmnist", side=64, without=missing)
+        refused(lambda: load("bloodmnist_64", root=tmp_path), ValueError, rf"bloodmnist_64\.npz {words}")
     write(tmp_path, "bloodmnist", test_labels=np.full((4, 1), 8, np.uint8))
     refused(lambda: load("bloodmnist", root=tmp_path), ValueError, "labels must be below num_classes=8, got 8")
 

@@ -211,4 +211,4 @@ def test_a_dataset_larger_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch
 )
 def test_what_cannot_be_stored_is_refused(dataset: Any, error: type[Exception], words: str, tmp_path: Path) -> None:
     refused(lambda: store_dataset(dataset, tmp_path / "a.npy"), error, words)
-    refused(lambda: store_dataset(dataset, tmp_path / "a.bin"), ValueError, r"path must end in \.npy")
+    refused(lambda: store_dataset(dataset, tmp_path / "a.nonpy"), ValueError, r"path must end in \.npy, got .*nonpy$")
