@@ -85,7 +85,7 @@ def write_picture_folder(
     labels = labels.detach().cpu()
     pictures, error, lost = _as_pictures(pixels, lost)
     folders = _class_folders(facts.get("class_names", ()), facts["num_classes"])
-    rows, width = classes.detach().cpu(), len(str(max(len(labels) - 1, 0)))
+    rows, width = classes.detach().cpu(), len(str(len(labels) - 1))
     files = [f"{folders[k]}/{i:0{width}d}.png" for i, k in enumerate(rows.tolist())]
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -429,9 +429,9 @@ def test_files_are_read_in_pieces_of_any_size(stored: StoredImages, monkeypatch:
 
 
 def test_stored_set_says_what_it_is_and_new_labels_end_its_guarantee(stored: StoredImages) -> None:
-    told = stored.replace(info={"dataset": "x", "split": "train", "client": 3, "epsilon": 1.0})
+    told = stored.replace(info={"dataset": "x", "split": "train", "client": 0, "epsilon": 1.0})
     assert repr(told).startswith("StoredImages(71 images 3x10x8; 5 classes; mean (0.4, 0.5, 0.6) std")
-    assert f"; dataset=x; split=train; client=3; in {stored.path}" in repr(told)
+    assert f"; dataset=x; split=train; client=0; in {stored.path}" in repr(told)
     assert (stored.replace(info={"a": (1,)}).info, stored[[1, 1]].info) == ({"a": [1]}, {"derived": "repeated images"})
     refused(lambda: stored.replace(classes_given="no"), TypeError, "classes_given must be")
     refused(lambda: stored.replace(class_names=["a"]), ValueError, "class_names must be 5 names")
@@ -451,3 +451,5 @@ def test_an_error_while_reading_ahead_is_raised(stored: StoredImages, tmp_path: 
         read(0)
         data.path.unlink()
         refused(lambda: [read(i) for i in range(1, 4)], FileNotFoundError, f"^{data.path} does not exist")
+    data.path.mkdir()
+    refused(data.read, IsADirectoryError, "Is a directory")  # which was not deleted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import shutil
@@ -110,6 +111,9 @@ def test_integer_index_and_dataloader(pets: Path, tmp_path: Path) -> None:
         assert torch.equal(torch.stack([*image]), whole.images)
         assert torch.equal(torch.stack([*label]), whole.labels)
     assert torch.equal(stored[-1][0], whole.images[3])
+    stored_bytes = (255 * whole.pixels()).round().to(torch.uint8).numpy()
+    hashes = [hashlib.blake2b(one.tobytes(), digest_size=16).digest() for one in stored_bytes]
+    assert [bytes(row) for row in stored.digests.tolist()] == hashes
     refused(lambda: stored[4], IndexError, "index must be in")
 
 
@@ -302,6 +306,7 @@ def test_components_explain_how_to_read_stored_images(pets: Path, tmp_path: Path
     for images in (data, Subset(data, [0, 1]), DataLoader(data)):
         refused(partial(as_set, images, name="real"), TypeError, rf"^real {words}")
     refused(lambda: LabeledImages.from_dataset(Subset(data, [0])), TypeError, f"^dataset {words}")
+    refused(lambda: data.images, AttributeError, "the images of this StoredImages are in a file: read a part")
     assert as_set(data.read([0, 1])).info == data.info
 
 

@@ -113,18 +113,19 @@ def test_a_folder_says_what_it_leaves_out(tmp_path: Path) -> None:
     assert loaded.normalization == IDENTITY
     assert torch.allclose(loaded.images, whitened.pixels(), atol=1 / 500)
     assert LabeledImages.load(data.export(tmp_path / "a.npz")).normalization == data.normalization
-    wide = torch.tensor([1.3, -0.003, -0.001, 1.001]).repeat(6, 4).view(6, 1, 4, 4)
-    with pytest.warns(UserWarning, match=r"leave out 50\.0% of the .* and are clipped; the column 'user'\. An \.npz"):
+    wide = torch.tensor([1.3, 1.003, -0.003, -0.001, 0, 0.5, 1, 1.001]).repeat(6, 2).view(6, 1, 4, 4)
+    with pytest.warns(UserWarning, match=r"leave out 37\.5% of the .* and are clipped; the column 'user'\. An \.npz"):
         some(images=wide, columns={"user": torch.zeros(6)}).export(tmp_path / "b")
     form = json.loads((tmp_path / "b" / "set.json").read_text(encoding="utf-8"))
     assert form["largest_error"] == pytest.approx(0.3, abs=1e-3)
-    assert form["left_out"] == ["50.0% of the pixels, which lie outside [0, 1] and are clipped", "the column 'user'"]
+    assert form["left_out"] == ["37.5% of the pixels, which lie outside [0, 1] and are clipped", "the column 'user'"]
 
 
 def test_wrong_targets_are_refused(tmp_path: Path) -> None:
-    some().export(tmp_path / "a")
+    some()[:3].export(tmp_path / "a")
+    (tmp_path / "a/0/0.png").rename(tmp_path / "a/0/.hidden")
     (tmp_path / "file").write_text("a", encoding="utf-8")
-    for taken in ("a", "file"):
+    for taken in ("a", "a/0", "file"):
         with pytest.raises(FileExistsError, match="is not an empty folder"):
             some().export(tmp_path / taken)
     (tmp_path / "empty.v2").mkdir()
@@ -134,8 +135,9 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"path must end in .npz, or be a folder without suffix, got '{name}'"):
             some().export(tmp_path / name)
     for parent in (tmp_path / "gone", tmp_path / "file"):
-        words = f"cannot write {parent}/a: the folder {parent} does not exist"
-        refused(lambda parent=parent: some().export(parent / "a"), FileNotFoundError, words)
+        path = os.path.relpath(parent / "a")
+        words = f"cannot write {path}: the folder {parent} does not exist"
+        refused(lambda path=path: some().export(path), FileNotFoundError, words)
     two = LabeledImages(torch.rand(3, 2, 4, 4), torch.arange(3))
     refused(lambda: two.export(tmp_path / "two"), ValueError, r"have 1 or 3 channels, got 2; export to an \.npz")
     assert LabeledImages.load(two.export(tmp_path / "two.npz")).shape == (2, 4, 4)
@@ -147,12 +149,15 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["a", "a.npz"])
-def test_a_failed_export_leaves_nothing(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError, MemoryError])
+def test_a_failed_export_leaves_nothing(
+    form: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any, **__: Any) -> None:
-        raise OSError("No space left on device")
+        raise error("No space left on device")
 
     monkeypatch.setattr(os if form == "a" else np, "replace" if form == "a" else "savez_compressed", full)
-    refused(lambda: some().export(tmp_path / form), OSError, "No space left")
+    refused(lambda: some().export(tmp_path / form), error, "No space left")
     assert not list(tmp_path.iterdir())
 
 
@@ -171,6 +176,7 @@ def swap(folder: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty table": (lambda f: (f / "labels.csv").write_bytes(b""), r"labels\.csv is damaged, changed"),
     "no table": (lambda f: (f / "labels.csv").unlink(), r"without its labels\.csv"),
+    "folder as table": (lambda f: (f / "labels.csv").rename(f / "a") and (f / "labels.csv").mkdir(), "without its"),
     "other label": (lambda f: edit(f / "labels.csv", "0.png,0,", "0.png,1,"), r"labels\.csv is damaged, changed"),
     "extra picture": (lambda f: shutil.copy(f / "ant/0.png", f / "bee/9.png"), r"bee/9\.png does not belong"),
     "extra picture above": (lambda f: shutil.copy(f / "ant/0.png", f / "9.PNG"), r"9\.PNG does not belong"),
@@ -179,7 +185,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "picture deleted": (lambda f: (f / "cat/5.png").unlink(), r"/a/cat/5\.png is missing"),
     "pictures swapped": (swap, r"ant/0\.png is damaged, changed"),
     "other mean": (lambda f: edit(f / "set.json", "0.25", "0.5"), r"set\.json is damaged, changed"),
-    "other epsilon": (lambda f: edit(f / "set.json", "8.0", "1.0"), r"set\.json is damaged, changed"),
+    "no epsilon": (lambda f: edit(f / "set.json", '"epsilon": 8.0', ""), r"set\.json is damaged, changed"),
     "no format": (lambda f: edit(f / "set.json", f'"format": "{_FORMAT}",', ""), r"json .*its format is not"),
     "no digests": (lambda f: edit(f / "set.json", '"digests"', '"digest"'), r"set\.json .* KeyError\('digests'\)"),
     "no digest": (lambda f: edit(f / "set.json", '"set.json"', '"set"'), r"set\.json .* KeyError\('set\.json'\)"),
@@ -325,18 +331,19 @@ def test_every_form_comes_back_from_every_file(form: str, tmp_path: Path) -> Non
         warnings.simplefilter("always")
         loaded = LabeledImages.load(data.export(tmp_path / "a"))
     lost = {
-        "tiles": "form of 4 tiled images, which are decoded",
-        "whitened": "the whitening",
-        "columns": "column 'logits'",
-    }
-    assert [lost[form] in str(one.message) for one in said] == [True] * (form in lost)
+        "tiles": ["the stored form of 4 tiled images, which are decoded"],
+        "whitened": ["the whitening"],
+        "columns": ["the column 'class'", "the column 'logits'"],
+    }.get(form, [])
+    words = f"PNG pictures leave out {'; '.join(lost)}. An .npz or .safetensors file keeps everything"
+    assert [str(one.message) for one in said] == [words] * bool(lost)
     wanted = data.replace(info=data.info, columns={}, images=data.images)  # decoded, if it has tiles
     wanted = wanted.renormalize(Normalization([0], [1], measured=True)) if form == "whitened" else wanted
     require_same_set(loaded, wanted, images=False)
     error = float((loaded.pixels() - data.pixels()).abs().max()) if len(data) else 0.0
     assert error <= 1 / 510 + 1e-6
     told = json.loads((tmp_path / "a" / "set.json").read_text(encoding="utf-8"))
-    assert told["largest_error"] == pytest.approx(error, abs=1e-6)
+    assert (told["largest_error"], told["left_out"]) == (pytest.approx(error, abs=1e-6), lost)
     require_same_set(LabeledImages.load(loaded.export(tmp_path / "b")), loaded)
     for one in (tmp_path / "a").rglob("*.png"):
         assert one.read_bytes() == (tmp_path / "b" / one.relative_to(tmp_path / "a")).read_bytes()

@@ -326,6 +326,7 @@ ODD = torch.tensor([0.0, torch.nan, torch.inf])
         ((X, Y), {"columns": {"a": torch.zeros(3)}}, ValueError, "column 'a' must have 2 rows"),
         ((X, Y), {"columns": {"a": torch.tensor(1.0)}}, ValueError, "column 'a' must have 2 rows"),
         ((X, Y), {"columns": {"a": [1, 2]}}, TypeError, r"column 'a' must be a torch\.Tensor, got list"),
+        ((X, Y), {"columns": {"a": np.arange(2)}}, TypeError, r"must be a torch\.Tensor, got ndarray"),
         ((X, Y), {"classes_given": "no"}, TypeError, "classes_given must be"),
         ((X, Y), {"info": {"a": X}}, TypeError, "info must be a mapping of JSON values"),
         ((X, Y), {"normalization": ()}, TypeError, "normalization must be a Normalization"),
