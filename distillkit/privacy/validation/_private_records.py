@@ -134,13 +134,15 @@ class PrivateRecords:
     def _match(self, tensor: Tensor, part: int) -> bool:
         images = self.tensors[part]
         channels, height, width = shape = images.shape[1:]
-        views = [tensor.reshape(-1, *shape)] if tensor.numel() and tensor.numel() % shape.numel() == 0 else []
-        if views and tensor.ndim > 2 and tensor.shape[-1] == channels and tensor.shape[-3:-1] == (height, width):
-            views.append(tensor.movedim(-1, -3).reshape(-1, *shape))
-        if views and tensor.ndim == 2 and len(tensor) == shape.numel():
-            views.append(tensor.T.reshape(-1, *shape))
-        if not views or tensor.is_complex():
+        if tensor.numel() % shape.numel():
             return False
+        tensor = tensor.to_dense()
+        tensor = torch.stack([tensor.real, tensor.imag]) if tensor.is_complex() else tensor
+        views = [tensor.reshape(-1, *shape)]
+        if tensor.ndim > 2 and tensor.shape[-1] == channels and tensor.shape[-3:-1] == (height, width):
+            views.append(tensor.movedim(-1, -3).reshape(-1, *shape))
+        if tensor.ndim == 2 and len(tensor) == shape.numel():
+            views.append(tensor.T.reshape(-1, *shape))
         if part not in self._codes:
             from scipy.spatial import cKDTree
 

@@ -289,7 +289,7 @@ def test_contents_are_compared_up_to_contrast_and_rounding(side: int) -> None:
     images[5] = images[4] + apart[0]  # nearly the same record, and not the same
     images[3, 1], images[20], images[21] = 0.7, 0.0, torch.inf
     records = PrivateRecords([images], content=True)
-    assert all(records.contain(image.clone()) for image in (*images[:9], images[-1]))
+    assert all(records.contain(one.clone()) for one in (*images[:9], images[-1], images[:4].to_sparse(), 1j * images))
     assert not records.contain(images[4] + apart[1])
     default = torch.get_default_dtype()
     try:  # another default number type changes nothing
@@ -298,7 +298,7 @@ def test_contents_are_compared_up_to_contrast_and_rounding(side: int) -> None:
     finally:
         torch.set_default_dtype(default)
     assert not records.contain(torch.rand(300, 3, 2, side, generator=derive(3)))
-    assert not records.contain(torch.zeros(2, 3, 2, side))
+    assert not records.contain(torch.zeros(2, 3, 2, side).to_sparse())
     assert records.contain(2 * images[:2].double() - 1) == (side == 4)
     with torch.autocast("cpu"):
         assert records.contain(torch.cat([torch.ones(4099, 3, 2, side), images[4:5]]))
@@ -351,16 +351,18 @@ def test_each_of_several_sets_of_one_shape_is_compared(order: tuple[int, int]) -
     sets = [torch.randn(5 + i, 3, 8, 8, generator=derive(i, "several")) for i in range(2)]
     records = PrivateRecords([sets[0]], content=True).joined([sets[0], sets[1]])
     assert not records.contain(torch.randn(4, 3, 8, 8, generator=derive(7)))
-    part = sets[0][..., :5]
-    oblong = PrivateRecords([part], content=True)
-    assert all(oblong.contain(one.movedim(-3, -1).contiguous()) for one in (part, part[3]))
+    for part in (sets[0][..., :5], sets[0][..., :3, :3]):  # the second are cubes, which may be read in two ways
+        alone = PrivateRecords([part], content=True)
+        assert all(alone.contain(one) for one in (part[2:], part[3], part.movedim(1, -1), part[3].movedim(0, -1)))
+        assert not alone.contain(part[:0])
     for i in order:
         assert all(records.contain(image[None].clone() * 2 + 1) for image in sets[i])
         assert records.share(sets[i][3:4])
     rows = np.zeros((9, 8), dtype=np.float32)
     beside = PrivateRecords([torch.from_numpy(rows[2:-2])], content=False)
-    parts = [torch.from_numpy(part) for part in (rows[:2], rows[1:3], rows[-3:], rows[-2:])]
-    assert [beside.share(part) for part in parts] == [False, True, True, False]
+    parts = [torch.from_numpy(part) for part in (rows[1:3], rows[-3:], rows[:2], rows[-2:], rows[4:4])]
+    shared = [beside.share(part) for part in (torch.from_numpy(rows)[4:5], *parts, parts[0].to_sparse())]
+    assert shared == [True, True, True, False, False, False, False]
     passed = Holding()
     kept = weakref.ref(passed)
     records.refuse_reachable(passed, "it")
