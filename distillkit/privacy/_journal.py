@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import reduce
 from pathlib import Path
@@ -68,9 +68,9 @@ class Journal:
         """Number of lines that were read or written so far and their hash, to pass to `continues` later."""
         return {"lines": len(self._hashes) - 1, "hash": self._hashes[-1]}
 
-    def continues(self, head: Any) -> bool:
+    def continues(self, head: Mapping[str, Any]) -> bool:
         """Return whether the file starts with all lines that it had when `head` was read."""
-        count = head.get("lines") if isinstance(head, dict) else None
+        count = head.get("lines")
         return type(count) is int and 0 <= count < len(self._hashes) and self._hashes[count] == head.get("hash")
 
     @contextmanager

@@ -17,7 +17,7 @@ class Sealed:
 
     def __init_subclass__(cls, **options: Any) -> None:
         if not cls.__module__.startswith("distillkit.privacy."):
-            base = next(b.__name__ for b in cls.__mro__[1:] if b is not Sealed and issubclass(b, Sealed))
+            base = next(b.__name__ for b in cls.__mro__[1:] if issubclass(b, Sealed))
             raise TypeError(
                 f"{cls.__name__} must not be a subclass of {base}: a method of its own that adds no noise or charges "
                 f"nothing would make every stated epsilon false; use {base} itself, and call it from your own class"

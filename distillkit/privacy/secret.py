@@ -85,7 +85,7 @@ class Secret(Sealed):
         return self._generator is not None
 
     def uniform(self, count: int) -> Tensor:
-        """Draw `count` independent uniform numbers in (0, 1): float64 [count] on the CPU, with 53 random bits each."""
+        """Draw `count` independent uniform numbers in (0, 1]: float64 [count] on the CPU, with 53 random bits each."""
         if self._generator is not None:
             whole = torch.randint(1 << _BITS, (count,), generator=self._generator)
         elif count:

@@ -31,7 +31,5 @@ def bisect(condition: Callable[[float], bool], low: float, high: float, *, toler
     """
     while high - low > tolerance * high:
         middle = (low + high) / 2
-        if not low < middle < high:
-            break
         low, high = (low, middle) if condition(middle) else (middle, high)
     return high

@@ -202,10 +202,10 @@ def _renyi_of_many(spends: tuple[Spend, ...], order: float) -> float:
 
     In between, (order - 1) times the divergence is interpolated: it is convex in the order, and 0 at order 1.
     """
-    low = math.floor(order)
-    whole = [n for n in (low, low + 1) if n > 1 and (n == low or order > low)]
+    low, high = math.floor(order), math.ceil(order)
+    whole = [n for n in {low, high} if n > 1]
     values = dict(zip(whole, moments(spends, whole))) | {1: 0.0}
-    moment = values[low] if order == low else values[low] + (order - low) * (values[low + 1] - values[low])
+    moment = values[low] + (order - low) * (values[high] - values[low])
     return float(moment) / (order - 1)
 
 
