@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -195,7 +196,7 @@ def test_empty_run_costs_nothing_and_failed_series_are_infinite() -> None:
     for sigma, count in ((1e-4, 1), (1e-4, 10**12), (1e9, 10**12)):
         assert all(compose([(sigma, rate, count)], DELTA).epsilon >= 0 for rate in (1.0, 0.5, 1e-9))
     assert compose([(1e-4, 0.5, 1)], DELTA) == compose([(1e-4, 0.5, 1)], DELTA, order=1.01)  # the least order
-    for how in ({"accountant": "rdp"}, {"order": 2.0}):
+    for how in ({"accountant": "rdp"}, {"accountant": "pld"}, {"order": 2.0}):
         assert compose([(1e3, 0.5, 1)], 0.3, **how).epsilon == 0.0  # type: ignore[arg-type]
     for name in ("rdp", "pld"):  # also where the closed form holds
         assert compose([(3.0, 1.0, 4)], DELTA, accountant=name).accountant == name
@@ -220,8 +221,8 @@ def test_rdp_replaces_pld_where_the_grid_is_too_large_or_not_accurate(
 @pytest.mark.parametrize("count", [100, 100_000])
 def test_rounding_of_the_grid_is_charged_to_delta(count: int) -> None:
     """The bound on rounding errors, 4e-15 a release, is 40 % of this delta at 100,000 releases."""
-    exact = gaussian_epsilon(2.0, 1e-9)
-    assert exact <= pld_epsilon([(2.0 * count**0.5, 1 - 1e-12, count)], 1e-9) <= 1.05 * exact
+    exact = gaussian_epsilon(2.0, 1e-9 - 4e-15 * count)
+    assert exact <= pld_epsilon([(2.0 * count**0.5, 1 - 1e-12, count)], 1e-9) <= 1.005 * exact
     assert pld_epsilon([(800.0, 1 - 1e-12, 150_000)], 1e-9) == math.inf  # 60 % of delta
 
 
@@ -231,7 +232,9 @@ def test_losses_beyond_the_grid_are_charged_to_delta(removed: bool) -> None:
     """Half of delta, with tails far larger than `pld_epsilon` has: about as much remains for the other losses."""
     sigma, count, delta = np.array([8.0, 8.0]), np.array([10, 30]), 1e-3
     low, high = (gaussian_epsilon(float(count @ sigma**-2.0) ** -0.5, part * delta) for part in (0.6, 0.5))
-    assert low <= _direction(sigma, np.full(2, 1 - 1e-12), count, delta, delta / 40, 0.01, removed) <= high
+    bound = functools.partial(_direction, sigma, np.full(2, 1 - 1e-12), count, delta)
+    assert low <= bound(delta / 40, 0.01, removed) <= high
+    assert bound(delta / 10, 0.01, removed) == math.inf  # twice delta
     for one, rate in ((3.0, 0.3), (12.0, 0.9)):
         _, masses, beyond = _discrete(np.array([[one]]), np.array([[rate]]), 0.1, 0.001, removed, 999) or (0, 0, 0)
         assert _discrete(np.array([[one]]), np.array([[rate]]), 0.1, 0.001, removed, 99) is None  # too many points
@@ -267,6 +270,7 @@ RANGES: list[tuple[Callable[..., object], dict[str, float], dict[str, list[float
      {"epsilon": [0.0], "count": [0], "rate": [0.0, 1.5], "delta": [1.0]}),
     (NoisePlan(1.0, 1.0, DELTA, 1.0, 1, "exact").snr, {"size": 9.0, "dim": 1, "signal": 1.0},
      {"size": [0.0], "dim": [0], "signal": [-0.1, 1.5]}),
+    (functools.partial(resolve_sigma, None, delta=DELTA, count=1, rate=1.0), {"sigma": 1.0}, {"sigma": [-1.0, 9e-5]}),
     (Ledger, {"delta": DELTA, "budget": 1.0, "renyi_order": 2.0},
      {"delta": [0.0], "budget": [0.0], "renyi_order": [0.0, 1.0]}),
     (functools.partial(Event, "x"), {"sigma": 1.0, "rate": 1.0, "count": 1},
@@ -287,7 +291,8 @@ def test_arguments_out_of_range_are_refused_by_name(place: int) -> None:
 def test_invalid_spends_are_refused() -> None:
     words = r"^s must be in \[0.0001, 1e\+09\], or 0 for no noise and no guarantee, got 2e\+09: "
     refused(lambda: check_sigma(2e9, "s"), NotAccountable, words)
-    refused(lambda: compose([(1.0, 1.0, 1), (1.0, 1.0)], DELTA), TypeError, r"got \(1.0, 1.0\) in it")  # type: ignore[list-item]
+    for odd in ((1.0, 1.0), "abc", 3):
+        refused(lambda odd=odd: compose([(1.0, 1.0, 1), odd], DELTA), TypeError, re.escape(f"got {odd!r} in it"))
     refused(lambda: compose([], DELTA, accountant="gdp"), ValueError, "accountant")
 
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distillkit.augment import DSA
+from distillkit.augment import DSA, CropFlip
 from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
+from distillkit.normalization import Normalization
 from distillkit.privacy import (
     BatchStatistics,
     EmbeddingNetworks,
@@ -146,8 +147,9 @@ def test_every_draw_is_captured(toy_set: LabeledImages) -> None:
     refused(lambda: PublicEmbedders(shorter, 1, like=toy_set), BatchStatistics, "differently among other images")
     normed = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
     PublicEmbedder(FixedNetwork(normed.eval()).draw(derive(0)), None)
+    normed[1].train()
     words = "^Sequential has batch norm .* Use norm='instance'"
-    refused(lambda: PublicEmbedder(normed.train(), None), BatchStatistics, words)  # type: ignore[arg-type]
+    refused(lambda: PublicEmbedder(normed, None), BatchStatistics, words)  # type: ignore[arg-type]
 
 
 MIXING = lambda n, x: x - 0.5 * x.mean(0), counts, lambda n, x: x / x.norm(), lambda n, x: x.roll(1, 0) + x
@@ -228,7 +230,8 @@ def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
         assert not is_own_network(nn.ReLU())
         handle.remove()
     assert is_own_network(nn.ReLU())
-    assert [is_own_augmentation(a) for a in (None, DSA(), type("Own", (DSA,), {})())] == [True, True, False]
+    augmentations = None, DSA(), CropFlip(Normalization((0.0,), (1.0,))), type("Own", (DSA,), {})()
+    assert [is_own_augmentation(augment) for augment in augmentations] == [True, True, True, False]
 
     class ConvNetLike(ConvNet):
         pass

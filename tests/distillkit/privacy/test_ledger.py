@@ -30,6 +30,7 @@ from distillkit.privacy import (
     PrivacyError,
     compose,
 )
+from distillkit.privacy._child_ledger import ledger_lines
 from tests.distillkit.privacy.options import write_chain
 from tests.refused import refused
 
@@ -134,8 +135,8 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     refused(lambda: Ledger(path), ValueError, "line 2 of .* is damaged")
     path.write_text(text[:-1], encoding="utf-8")
     refused(lambda: ledger.epsilon(), ValueError, "lost lines")
-    path.unlink()
-    refused(lambda: ledger.spend(ONE), ValueError, "lost lines")
+    path.write_text(text, encoding="utf-8")
+    refused(lambda: ledger.spend(ONE), ValueError, "lost lines")  # also when it is back
     head_of(path).unlink()
     path.write_text('{"accuracy": 1}\n', encoding="utf-8")
     refused(lambda: Ledger(path), ValueError, "line 1 of .* was edited, or is no ledger")
@@ -285,6 +286,9 @@ def test_client_number_and_name_denote_the_same_client_and_known_facts_are_not_w
     for ask in (ledger.epsilon, lambda c: Account(ledger, client=c).guarantee()):
         refused(lambda ask=ask: ask("x"), PrivacyError, words)
     alone = Ledger()
+    alone.register(1)
+    alone.spend(Event("class_means", 2.0))
+    refused(lambda: alone.epsilon(1), PrivacyError, r"client '1' .* clients are \[\] and 0 to 0\. ")
     for clients in (1, 2):
         alone.register(clients)
         alone.spend(replace(ONE, client=0))
@@ -340,11 +344,15 @@ def test_charge_is_synced_under_the_lock_before_it_returns(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "fsync", observed)
     monkeypatch.setattr(os, "write", lambda handle, text: write(handle, text[:9]))  # as a slow disk may do
-    ledger = Ledger(path)
+    ledger, handles = Ledger(path), len(os.listdir("/dev/fd"))
     ledger.spend(ONE)
     assert seen == [0, 0, 2, 2]  # the head and its name, the lines, and the new file's name in its folder
-    for change in (lambda: ledger.spend(ONE, ONE), lambda: ledger.void("sent"), lambda: ledger.add_remark("tuned")):
-        seen.clear()
-        before = path.read_bytes().count(b"\n")
-        change()
-        assert seen == [before, before, path.read_bytes().count(b"\n")]
+    with ledger.run_lock():
+        for change in (lambda: ledger.spend(ONE, ONE), lambda: ledger.void("sent"), lambda: ledger.add_remark("tuned")):
+            seen.clear()
+            before = path.read_bytes().count(b"\n")
+            change()
+            assert seen == [before, before, path.read_bytes().count(b"\n")]
+    path.write_bytes(path.read_bytes()[:-9])
+    assert len(ledger_lines(ledger)) == len(seen) + 1 == 5  # it completes the last line, which is one more call
+    assert len(os.listdir("/dev/fd")) == handles

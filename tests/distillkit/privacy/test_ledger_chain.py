@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from distillkit.privacy import REPLACE_RECORD, Event, Ledger, NotAccountable, PrivacyError
@@ -89,8 +90,8 @@ def test_head_detects_changes_of_a_rewritten_chain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "other"),
     [
-        ("delta", 1e-6, 1e-5), ("budget", 3.0, 4.0), ("disjoint", False, True), ("disjoint", True, False),
-        ("data", "abc", "abd"),
+        ("delta", 1e-6, 1e-5), ("delta", np.float32(0.25), 1e-5), ("budget", 3.0, 4.0),
+        ("disjoint", False, True), ("disjoint", True, False), ("data", "abc", "abd"),
         ("relation", "replace one record", "add or remove one record"), ("renyi_order", 4.0, 5.0),
     ],
 )  # fmt: skip

@@ -106,8 +106,10 @@ def test_public_images_are_shrunk_and_a_tiled_set_is_used_as_it_is(
         condensed(toy_set, toy_network, init=tiled(made.stored, made.labels.roll(-1)), **options)
     copied = public.replace(images=torch.cat([public.images[:23], toy_set.images[3:4]]))
     hidden = tiled(torch.cat([2 * toy_set.images[:1] + 1, noise(5)]), made.labels)
-    for init in (copied, hidden):
-        call = partial(condensed, toy_set, toy_network, init=init, **options)
+    black = toy_set.replace(images=0 * toy_set.images)
+    dark = public.replace(images=torch.cat([public.images[:23], black.images[:1]]))
+    for real, init in ((toy_set, copied), (toy_set, hidden), (black, dark)):
+        call = partial(condensed, real, toy_network, init=init, **options)
         refused(call, PrivateInitialization, "init holds an image of the private set")
 
 
