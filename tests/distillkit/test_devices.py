@@ -135,7 +135,7 @@ WORK: dict[str, Callable[..., Any]] = {
     "random": lambda **how: random_subset(data(), ipc=2, **how),
     "herding": lambda **how: herding(data(), network=build(net, 0), ipc=2, **how),
     "k-center": lambda **how: k_center(data(), network=build(net, 0), ipc=2, **how),
-    "stitch": lambda **how: stitch(data(), observer=teacher(), ipc=2, progress=False, **how),
+    "stitch": lambda **how: stitch(data(), observer=teacher(), ipc=2, pool=3, crops=2, progress=False, **how),
     "gradient": lambda **how: fit_to_gradient(
         build(net, 0), data(6), [torch.ones_like(p) for p in net().parameters()], steps=2, progress=False, **how
     ),
@@ -174,10 +174,7 @@ WORK: dict[str, Callable[..., Any]] = {
     "gradient norm": lambda **how: gradient_norm(build(flat, 0), *data(6), **how),
     "label only": lambda **how: label_only(teacher(), *data(6), **how),
 }  # fmt: skip
-LONG = {
-    "trained networks", "separability", "scores", "image_sgd", "stitch", "gradient matching", "cnn noise",
-    "condense_private", "stylegan noise", "distribution, batch norm",
-}  # fmt: skip
+LONG = {"trained networks", "separability"}
 ROUNDED = {"train_private", "image_sgd", "condense_private", "trained networks", "gradient norm"}
 """Computed by other operators on the emulated device."""
 
