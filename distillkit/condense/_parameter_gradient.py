@@ -135,7 +135,7 @@ def distance_to_target(
     direction = torch.autograd.grad(distance, whole, materialize_grads=True)
     gradients = []
     for part, own in zip(images.detach().split(size), labels.split(size), strict=True):
-        leaf = part.clone().requires_grad_()
+        leaf = part.requires_grad_()
         with _TwiceDifferentiable(leaf):
             loss = F.cross_entropy(network(leaf), own) * (len(part) / len(images))
         gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)

@@ -315,11 +315,11 @@ class Plain(nn.Module):
         return self.body(images)
 
 
-def uncopied(attribute: object) -> Callable[[], nn.Module]:
+def uncopied(attribute: object, kind: Callable[[], nn.Module] = Overlap) -> Callable[[], nn.Module]:
     """Return a factory of networks with an attribute that cannot be copied."""
 
     def make() -> nn.Module:
-        network = Overlap()
+        network = kind()
         network.attribute = attribute
         return network
 
@@ -385,8 +385,9 @@ def test_error_in_one_class_is_raised_by_the_call(intra_op_threads: Any) -> None
             return super().features(images)
 
     intra_op_threads(2)
-    with pytest.raises(ArithmeticError, match="of four"):
-        distribution_matching(data((4, 4, 4)), networks=RandomNetworks(Once), ipc=2, steps=1, chunk=4)
+    for make in (Once, uncopied(threading.Lock(), Once)):
+        with pytest.raises(ArithmeticError, match="of four"):
+            distribution_matching(data((4, 4, 4)), networks=RandomNetworks(make), ipc=2, steps=1, chunk=4)
 
 
 class Counting:

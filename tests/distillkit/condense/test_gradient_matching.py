@@ -228,6 +228,7 @@ def test_largest_class_of_a_given_start_determines_the_loops() -> None:
     for start, most, tiles in ((REAL[:1], 1, None), (GIVEN, 3, None), (tiled, 2, Tiles(2))):
         made = run("DC", init=start, inner=InnerTraining(), iterations=0, parametrize=tiles)
         assert made.info["loops"] == list(loops_for(most))
+    refused(lambda: run("DC", init=REAL[:2], inner=InnerTraining(), parametrize=Tiles(2)), ValueError, "multiple of 4")
 
 
 def test_no_pass_exceeds_a_chunk_and_all_images_are_matched() -> None:
@@ -434,6 +435,8 @@ def test_fit_to_gradient_refuses_mismatched_targets() -> None:
     refused(lambda: fit_to_gradient(detached, start, target), ValueError, "^network must be .* to its parameters, but")
     refused(lambda: fit_to_gradient(network, start[:0], target), ValueError, "synthetic must hold at least one image")
     refused(lambda: fit_to_gradient(network, start, {}), ValueError, "target must hold at least one")
+    empty = copy.deepcopy(network).to("meta")
+    refused(lambda: fit_to_gradient(empty, start, target), ValueError, "^network must be one with values")
     refused(lambda: fit_to_gradient(network, start, target, lr=None), TypeError, "^lr must be")  # type: ignore[arg-type]
     refused(lambda: fit_to_gradient(network, start.replace(num_classes=3), target), ValueError, "must return 3 logits")
 
@@ -452,11 +455,13 @@ ATTENTION = [
 def test_unfused_attention_equals_pytorchs_for_all_options(options: dict[str, object], lead: tuple[int, ...]) -> None:
     """The fused implementation is correct, but cannot be differentiated twice."""
     heads = 2 if "enable_gqa" in options else 6
-    query = torch.randn(*lead, 6, 4, 5, generator=derive(0), dtype=torch.float64)
+    query = torch.randn(*lead, 6, 4, 5, generator=derive(0), dtype=torch.float64).requires_grad_()
     key, value = torch.randn(2, *lead, heads, 3, 5, generator=derive(1), dtype=torch.float64)
     expected = F.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
     with _TwiceDifferentiable(query):
         found = F.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
         dropped = F.scaled_dot_product_attention(query, key, value, dropout_p=1.0, **options)  # type: ignore[arg-type]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    (slope,) = torch.autograd.grad(found.square().sum(), query, create_graph=True)
+    assert torch.autograd.grad(slope.square().sum(), query)[0].any()
     assert not dropped.any()

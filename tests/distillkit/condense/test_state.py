@@ -58,10 +58,12 @@ def test_resuming_requires_equal_arguments_and_no_fewer_steps(tmp_path: Path) ->
 
 
 def test_progress_returns_copies() -> None:
-    images = torch.zeros(2)
-    taken = (progress := Progress(1, 2, torch.tensor(torch.inf), images, {"images": images})).state()
+    kept: dict[str, torch.Tensor] = {"images": torch.zeros(2), "step": torch.tensor(1), "arguments": torch.ones(3)}
+    images, step, arguments = (value.clone() for value in kept.values())
+    tensors = {"images": images, "step": step}
+    taken = (progress := Progress(1, 2, torch.tensor(torch.inf), images, tensors, lambda: arguments)).state()
     images.add_(1)
-    assert torch.equal(taken["images"], torch.zeros(2))
+    torch.testing.assert_close(taken, kept, rtol=0, atol=0)
     refused(lambda: progress.loss, FloatingPointError, "^the loss is inf in step 1: matching diverged; lower lr$")
 
 

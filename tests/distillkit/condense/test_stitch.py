@@ -48,7 +48,7 @@ def slow_stitch(
             crop = image[None, :, top : top + height, left : left + width]
             cut += F.interpolate(crop, (a, b), mode="bilinear", antialias=True)
             framed[k, :, (h - a) // 2 : (h - a) // 2 + a, (w - b) // 2 : (w - b) // 2 + b] = cut[-1]
-        chances = observer(framed).softmax(1)[:, c].tolist()
+        chances = observer(framed).double().log_softmax(1)[:, c].tolist()
         best.append((max(chances), cut[chances.index(max(chances))]))
     best.sort(key=lambda pair: -pair[0])
     best = [best[k % len(best)] for k in range(ipc * factor**2)]
@@ -58,26 +58,30 @@ def slow_stitch(
         cells = iter(crop[None] for _, crop in best[i::ipc])
         lines = [torch.cat([F.interpolate(next(cells), (row, column)) for column in columns], 3) for row in rows]
         made.append(torch.cat(lines, 2)[0])
-    return made, [chance for chance, _ in best]
+    return made, [math.exp(chance) for chance, _ in best]
 
 
 @pytest.mark.parametrize(("shape", "chosen", "options"), [
     ((1, 4, 13), None, {"ipc": 4, "factor": 1, "pool": 7, "crops": 5, "min_scale": 0.08}),
-    ((2, 4, 3), [2, 0], {"ipc": 2, "factor": 3, "pool": None, "crops": 3, "min_scale": 0.3}),
+    ((2, 4, 7), [2, 0], {"ipc": 2, "factor": 3, "pool": None, "crops": 3, "min_scale": 0.3}),
     ((3, 7, 11), None, {"ipc": 1, "factor": 2, "pool": 5, "crops": 1, "min_scale": 1.0}),
     ((1, 7, 12), [0, 1], {"ipc": 30, "factor": 1, "pool": None, "crops": 2, "min_scale": 1.0}),  # with ties
 ])  # fmt: skip
-@pytest.mark.parametrize("chunk", [None, 7])
+@pytest.mark.parametrize(("chunk", "scale", "dtype"), [(None, 1, torch.float64), (7, 100, torch.float32)])
 def test_sets_equal_those_of_a_slow_search(
-    shape: tuple[int, int, int], chosen: list[int] | None, options: dict[str, Any], chunk: int | None
-) -> None:
-    """Unequal classes, of which one is absent, oblong images, and sides that the factor does not divide."""
-    images = torch.randn(44, *shape, generator=derive(0), dtype=torch.float64)
+    shape: tuple[int, int, int], chosen: list[int] | None, options: dict[str, Any], chunk: int | None, scale: int,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """Unequal classes, of which one is absent, oblong images, sides that the factor does not divide, and an observer
+    whose probabilities are 1 in single precision.
+    """
+    images = torch.randn(44, *shape, generator=derive(0), dtype=dtype)
     images[-6:] = images[:6]
     data = LabeledImages(images, torch.tensor([0] * 12 + [1] * 17 + [2] * 9 + [0] * 6), num_classes=4)
     data = data.replace(info={"epsilon": 1.0})
     layers = lambda: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4), nn.Dropout(0.9))  # noqa: E731
-    observer = build(layers, 3).double().train()
+    observer = build(layers, 3).to(dtype).train()
+    observer[1].weight.data *= scale  # type: ignore[operator, union-attr]
     before = copy.deepcopy(observer.state_dict())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")  # of few images and small mosaics
