@@ -20,6 +20,7 @@ from distillkit.protocols import PROTOCOLS, describe_protocol
 from distillkit.rng import derive
 from distillkit.training import CLASSIC, Protocol
 from tests.distillkit.labels.toys import convnet, stripes, trained_teacher
+from tests.refused import refused
 
 
 def test_protocols_have_the_published_values() -> None:
@@ -108,6 +109,7 @@ def test_evaluation_names_and_records_its_protocol() -> None:
         assert json.loads(json.dumps(protocol.record()))["mix"] == (protocol.mix and repr(protocol.mix))
     assert describe_protocol(Protocol(epochs=5, lr=1.0, batch=3)) == "classic, epochs=5, lr=1.0, batch=3"
     assert describe_protocol(replace(PROTOCOLS["dm"], batch=200)) == "dm/dsa/mtt, batch=200"  # datm is as near
+    refused(lambda: describe_protocol("dm"), TypeError, "^protocol must be a Protocol")  # type: ignore[arg-type]
     changed = Protocol(epochs=5, lr=1.0, batch=3, momentum=0.3)
     for relabel, told in ((None, None), (Relabel(trained_teacher()), Relabel(None))):
         text = describe_protocol(replace(changed, relabel=relabel))

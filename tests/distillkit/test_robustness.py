@@ -219,14 +219,22 @@ def test_user_networks_with_frozen_parameters_are_attacked_and_others_refused() 
 
 def test_wrong_arguments_are_named() -> None:
     data = labeled()
-    refused(lambda: Corruption("contrast", 6), ValueError, "^severity must be at most 5, got 6$")
-    refused(lambda: PGD(0.1, step_size=0.0), ValueError, "^step_size must be greater than 0, got 0$")
+    wrong: dict[str, Callable[[], object]] = {
+        "kind must be one of .*, got 'fog'$": lambda: Corruption("fog", 1),  # type: ignore[arg-type]
+        "severity must be at most 5, got 6$": lambda: Corruption("contrast", 6),
+        "step_size must be greater than 0, got 0$": lambda: PGD(0.1, step_size=0.0),
+        "epsilon must be at least 0, got -0.1$": lambda: FGSM(-0.1),
+        "epsilon must be below 1, .*, got 1; for a budget in 0..255 pass 1 / 255$": lambda: PGD(1.0),
+        "normalization must be ": lambda: pixels_in_range(data.images, "none"),  # type: ignore[arg-type]
+    }
+    for words, call in wrong.items():
+        refused(call, (TypeError, ValueError), f"^{words}")
     first, other = FGSM(1 / 255), FGSM(8 / 255)
     for twice in (other, FGSM(8 / 255 + 1e-9)):
         call = partial(require_perturbations, [first, other, twice])
         refused(call, ValueError, "different names, got 'FGSM 8/255' twice")
-    for wrong in (FGSM, "FGSM"):
-        call = partial(require_perturbations, [first, wrong])  # type: ignore[list-item]
+    for other_type in (FGSM, "FGSM"):
+        call = partial(require_perturbations, [first, other_type])  # type: ignore[list-item]
         refused(call, TypeError, "^against must be a list of perturbations")
     assert require_perturbations((first, other)) == {"FGSM 1/255": first, "FGSM 8/255": other}
     call = partial(pixels_in_range, torch.zeros(0, 1, 1, 1), IDENTITY, "pictures")

@@ -35,7 +35,8 @@ def test_records_are_read_as_written_by_name(tmp_path: Path) -> None:
         assert (r.line, [*r.rows]) == (by_name[r.line["run"]].line, by_name[r.line["run"]].rows)
         assert r.folder == tmp_path / r.line["run"]
     assert found.missing == ()
-    assert repr(found) == "<4 finished runs of 3 candidates on 1 tasks; 0 missing>"
+    more = Records([*found, record(0.5, "DM", task="other")], (("other", "Local", 0),))
+    assert repr(more) == "<5 finished runs of 4 candidates on 2 tasks; 1 missing>"
 
 
 METHODS = ("Local", "FedAvg", "DM")
