@@ -58,8 +58,6 @@ def _largest_refuted(counts: tuple[int, int, int, int], delta: float, level: flo
         return p_value(*counts, [(epsilon, delta)], level) <= level
 
     low, high = 0.0, math.log(counts[3]) + 10.0
-    if not refuted(low):
-        return low
     for _ in range(28):
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)

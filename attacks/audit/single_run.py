@@ -115,7 +115,7 @@ def _gaussian_epsilon(shift: float, delta: float) -> float:
 
     def exceeds(epsilon: float) -> bool:
         first, second = (float(log_ndtr(-epsilon / shift + sign * shift / 2)) for sign in (1, -1))
-        return math.exp(first) - math.exp(min(0.0, epsilon + second)) > delta
+        return math.exp(first) - math.exp(epsilon + second) > delta
 
     return _largest_refuted(exceeds)
 

@@ -16,7 +16,7 @@ from scipy.stats import beta, binom, norm
 
 from attacks.audit import ClaimTest, audit_claim, epsilon_lower_bound, max_lower_bound, one_run_lower_bound, step_scores
 from attacks.audit._outcomes import Event, candidate_events
-from attacks.audit._rates import p_value
+from attacks.audit._rates import _window, p_value
 from attacks.statistics import Rate, clopper_pearson
 from distillkit.privacy import gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
@@ -76,6 +76,14 @@ def test_p_value_sums_all_more_extreme_counts(
 ) -> None:
     assert (found := p_value(*counts, claim, 0.05)) == pytest.approx(slow_p_value(counts, claim, 0.05), rel=5e-3)
     assert found <= 1
+
+
+@pytest.mark.parametrize("q", [0.0, 1e-5, 0.3, 1.0])
+@pytest.mark.parametrize("count", [10, 10**6])
+def test_counts_that_are_left_out_have_no_weight(q: float, count: int) -> None:
+    low, high = _window(q, count)
+    assert binom.cdf(low - 1, count, q) + binom.sf(high, count, q) < 1e-15
+    assert 0 <= low <= high <= min(count, low + 20_000)
 
 
 def test_at_most_256_thresholds_are_tried() -> None:
@@ -201,7 +209,7 @@ def refuted_by_masses(m: int, r: int, right: int, shift: float, level: float) ->
 @pytest.mark.parametrize(("delta", "level"), [(0.0, 0.05), (1e-3, 0.2), (0.01, 0.05), (0.01, 0.9)])
 @pytest.mark.parametrize(
     ("m", "r", "wrong"),
-    [(30, 30, 3), (30, 21, 1), (1, 1, 0), (9, 7, 0), (41, 33, 5), (12, 5, 0), (50, 20, 12), (8, 8, 8)],
+    [(30, 30, 3), (30, 21, 1), (1, 1, 0), (9, 1, 0), (9, 7, 0), (41, 33, 5), (12, 5, 0), (50, 20, 12), (8, 8, 8)],
 )
 def test_one_run_bounds_invert_the_papers_bounds(m: int, r: int, wrong: int, delta: float, level: float) -> None:
     included = torch.arange(m) < (m + 1) // 2

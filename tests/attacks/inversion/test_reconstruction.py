@@ -116,7 +116,7 @@ def test_inputs_are_not_modified(method: str) -> None:
 
 
 def test_lr_decays_as_in_the_paper_and_has_its_default() -> None:
-    """A tenth as large after 3/8, 5/8 and 7/8 of the steps. The default weight of the total variation is 0.001."""
+    """A tenth as large after 3/8, 5/8 and 7/8 of the steps. The total variation has the weight 0.001, or 0 in DLG."""
     start, goal, way = torch.tensor([3.0, 26, -26, 24.5, -24.5]), torch.tensor([0.0, 0, 0, 30, -30]), 0.9966
     assert way == pytest.approx(3 * 0.3 + 3 * 0.03 + 2 * 0.003 + 2 * 0.0003)
     ends = torch.tensor([3 - way, 25 - way, way - 25, 25, -25])  # the start is put into the range of pixels, too
@@ -125,10 +125,16 @@ def test_lr_decays_as_in_the_paper_and_has_its_default() -> None:
         torch.testing.assert_close(moved, ends.view(1, 1, 1, 5))
         assert loss == pytest.approx(float((ends - goal).square().sum()), rel=1e-5)
     sent = Gradient.of(network("relu"), pictures(1), torch.tensor([2]))
-    options: list[dict[str, Any]] = [{}, {"lr": 0.1, "total_variation": 0.001}, {"lr": 0.3}, {"total_variation": 0.1}]
-    default, stated, *others = (invert_message(sent, SHAPE, steps=3, **given).images for given in options)
-    assert torch.equal(default, stated)
-    assert not any(torch.equal(default, other) for other in others)
+    options: dict[str, list[dict[str, Any]]] = {
+        "geiping": [{"lr": 0.1, "total_variation": 0.001}, {"lr": 0.3}, {"total_variation": 0.1}],
+        "dlg": [{"total_variation": 0.0}, {"total_variation": 0.001}],
+    }
+    for method, every in options.items():
+        default, stated, *others = (
+            invert_message(sent, SHAPE, steps=3, method=method, **given).images for given in ({}, *every)
+        )
+        assert torch.equal(default, stated)
+        assert not any(torch.equal(default, other) for other in others)
     row = torch.tensor([[[[0.0, 1.0, 3.0]]]])
     assert [float(_variation(one)) for one in (row, row.mT, row[..., :2], row[..., :1])] == [1.5, 1.5, 1.0, 0.0]
 

@@ -18,7 +18,7 @@ from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 from tests.refused import refused
 
-SHAPE = (1, 8, 6)
+SHAPE = (2, 8, 6)
 CONTRASTS = torch.linspace(0.2, 4, 120)[:, None, None, None]
 
 
@@ -88,7 +88,7 @@ class Decided(nn.Module):
 
 
 X, Y = records(0, 4)
-COLUMNS = torch.arange(48) > 1
+COLUMNS = torch.arange(96) > 1
 
 
 REFUSALS: list[tuple[Callable[[], object], str]] = [
@@ -99,17 +99,17 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         (lambda x: x.new_zeros(len(x), 1).long(), r"got torch.int64 \[4, 1\]"),
         (lambda x: -torch.arange(len(x)), "at least 0, got -3"),
         (lambda x: x.flatten(1)[:, 0] > 0, r"got torch.bool \[4\]"), (lambda x: x.flatten(1).tolist(), "got list for"),
-        (lambda x: x.flatten(1)[:2], r"got torch.float32 \[2, 48\] for 4 images"),
-        (lambda x: x.flatten(1).to(torch.complex64), r"got torch.complex64 \[4, 48\]"),
+        (lambda x: x.flatten(1)[:2], r"got torch.float32 \[2, 96\] for 4 images"),
+        (lambda x: x.flatten(1).to(torch.complex64), r"got torch.complex64 \[4, 96\]"),
         (lambda x: x[:, 0, 0, 0].to(torch.complex64), r"got torch.complex64 \[4\]"),
         (lambda x: x.flatten(1).where(COLUMNS, math.nan), "network must not return NaN, but 8 logits are NaN"),
         (nn.Flatten, "network must be a network, or a function of images, got type"),
         (lambda: network(0), "call a factory first"), (lambda seed: network(0), "a function that makes a ConvNet"),
-        (lambda x: x + None, r"network must take images \[4, 1, 8, 6\]: unsupported operand"),
-        (fail, r"network must take images \[4, 1, 8, 6\]: first$"), (lambda x: x[:, 5], "network must take images"),
+        (lambda x: x + None, r"network must take images \[4, 2, 8, 6\]: unsupported operand"),
+        (fail, r"network must take images \[4, 2, 8, 6\]: first$"), (lambda x: x[:, 5], "network must take images"),
     )),
-    (lambda: label_only(lambda x: x[0], X, Y, chunk=1), r"got torch.float32 \[1, 8, 6\] for 1 images"),
-    (lambda: label_only(lambda x: x @ X[:, 0, :3], X, Y, chunk=3), r"take images \[3, 1, 8, 6\]: "),
+    (lambda: label_only(lambda x: x[0, :1], X, Y, chunk=1), r"got torch.float32 \[1, 8, 6\] for 1 images"),
+    (lambda: label_only(lambda x: x @ X[:, 0, :3], X, Y, chunk=3), r"take images \[3, 2, 8, 6\]: "),
     (lambda: model_scorer(Decided())(X, Y), r"must return logits \[n, K\], got torch.int64 \[4\]"),
     *((lambda given=given: label_only(network(0), X, Y, **given), words) for given, words in (
         ({"draws": 0}, "draws must be at least 1, got 0"), ({"shift": 6}, "shift must be at most 5, got 6"),

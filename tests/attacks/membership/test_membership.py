@@ -16,6 +16,8 @@ from scipy.special import digamma, polygamma
 from scipy.stats import norm
 from scipy.stats import t as student
 
+from attacks import align, match
+from attacks.inversion import class_counts, invert_linear
 from attacks.membership import VARIANCES, lira, loss, margin, nearest, rmia, shadow_classifier, stable_logit
 from attacks.membership.lira import Variance, _trigamma_inverse
 from distillkit.rng import derive
@@ -238,6 +240,10 @@ def test_results_are_on_the_device_of_the_first_argument() -> None:
         lambda first: rmia(first(target), *others),
         lambda first: nearest(first(x), x[:4] / 2, y, y[:4]),
         lambda first: margin(first(x.flatten(1)), y),
+        lambda first: invert_linear(first(x.flatten(1)), target[:9]).input,
+        lambda first: class_counts(first(target[:4] - target[:4].mean()) / 9, 3, x.flatten(1).softmax(1)),
+        lambda first: align(first(x), x.flip(0)),
+        lambda first: match(first(x), x.flip(0)),
         lambda first: shadow_classifier(first(target), *others[:2], torch.arange(30) % 2),
     ):
         with second_device():
@@ -276,7 +282,7 @@ def refusals() -> list[tuple[Any, str]]:
             (target, inside, flat, {"variance": "example"}, "the same score, as they do for 1 records"),
         )),
         *((lambda given=given: rmia(*given[:-1], **given[-1]), words) for *given, words in (
-            (target, inside | (torch.arange(30) < 1), shadows, z, "least 1 trained without every record, but 1 rec"),
+            (target, one_out | (torch.arange(30) == 1), shadows, z, "least 1 trained without every record, but 1 rec"),
             (target, ~all_in, shadows, z | {"online": True}, "least 1 trained with every record, but 30 records"),
             *((target, inside, shadows, z | {name: one}, f"^{name} must be .*, got {one:g}$") for name, *wrong in (
                 ("a", -0.1, 1.1), ("gamma", 0.0), ("online", 1)) for one in wrong),

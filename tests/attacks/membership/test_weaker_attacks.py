@@ -178,8 +178,8 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: gradient_kde(torch.zeros(9), torch.arange(9) < 4, folds=1), "folds must be at least 2"),
     (lambda: gradient_kde(torch.zeros(4), torch.ones(4)), "member must be a bool tensor"),
     (lambda: gradient_kde(torch.zeros(4), torch.ones(4, 1).bool()), r"one row per record, got \[4\] and \[4, 1\]"),
-    (lambda: gradient_kde(torch.zeros(20), torch.arange(20) < 9),
-        "at least 10 of each for 5 folds, but one side has 9"),
+    *((lambda side=side: gradient_kde(torch.zeros(20), side), "at least 10 of each for 5 folds, but one side has 9")
+        for side in (torch.arange(20) < 9, torch.arange(20) > 8)),
     (lambda: gradient_kde(torch.zeros(40), torch.arange(40) < 20),
         "statistic must vary independently in each of its 1 columns"),
     (lambda: gradient_kde(torch.randn(24, 30), torch.arange(24) < 12, folds=2),
