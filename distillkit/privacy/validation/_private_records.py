@@ -215,7 +215,7 @@ def _reachable(root: object, *, functions: bool = True) -> Iterator[tuple[str, T
                     stack.extend(_parts_of_function(path, value))
             else:
                 stack.extend(_parts(path, value))
-                own = [kind for kind in type(value).__mro__ if functions and not _is_library(kind)]
+                own = [kind for kind in type(value).__mro__ if not _is_library(kind)]
                 methods += [(path, f) for kind in own for f in vars(kind).values() if isinstance(f, types.FunctionType)]
         if not stack:
             stack = [(f"{p}.{f.__name__}", f) for p, f in methods if f.__name__ in names and id(f) not in seen]

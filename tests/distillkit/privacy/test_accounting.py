@@ -27,7 +27,7 @@ from distillkit.privacy import (
     plan_noise,
 )
 from distillkit.privacy.accounting._bisection import bisect, smallest_sigma
-from distillkit.privacy.accounting._pld import _direction, _discrete, pld_epsilon
+from distillkit.privacy.accounting._pld import _direction, _discrete, moments, pld_epsilon
 from distillkit.privacy.accounting._ranges import check_sigma
 from distillkit.privacy.accounting.composition import _rdp_at, largest
 from distillkit.privacy.accounting.planning import resolve_sigma
@@ -198,6 +198,7 @@ def test_empty_run_costs_nothing_and_failed_series_are_infinite() -> None:
     assert compose([(1e-4, 0.5, 1)], DELTA) == compose([(1e-4, 0.5, 1)], DELTA, order=1.01)  # the least order
     for how in ({"accountant": "rdp"}, {"accountant": "pld"}, {"order": 2.0}):
         assert compose([(1e3, 0.5, 1)], 0.3, **how).epsilon == 0.0  # type: ignore[arg-type]
+    assert moments([(1e9, 0.3, 10**12), (1.0, 0.5, 1)], [40]) >= moments([(1.0, 0.5, 1)], [40])
     for name in ("rdp", "pld"):  # also where the closed form holds
         assert compose([(3.0, 1.0, 4)], DELTA, accountant=name).accountant == name
 
@@ -231,9 +232,10 @@ def test_rounding_of_the_grid_is_charged_to_delta(count: int) -> None:
 def test_losses_beyond_the_grid_are_charged_to_delta(removed: bool) -> None:
     """Half of delta, with tails far larger than `pld_epsilon` has: about as much remains for the other losses."""
     sigma, count, delta = np.array([8.0, 8.0]), np.array([10, 30]), 1e-3
-    low, high = (gaussian_epsilon(float(count @ sigma**-2.0) ** -0.5, part * delta) for part in (0.6, 0.5))
+    whole = float(count @ sigma**-2.0) ** -0.5
+    most, low, high = (gaussian_epsilon(whole, part * delta) for part in (0.999, 0.6, 0.5))
     bound = functools.partial(_direction, sigma, np.full(2, 1 - 1e-12), count, delta)
-    assert low <= bound(delta / 40, 0.01, removed) <= high
+    assert most <= bound(1e-9, 5e-4, removed) < low <= bound(delta / 40, 0.01, removed) <= high
     assert bound(delta / 10, 0.01, removed) == math.inf  # twice delta
     for one, rate in ((3.0, 0.3), (12.0, 0.9)):
         _, masses, beyond = _discrete(np.array([[one]]), np.array([[rate]]), 0.1, 0.001, removed, 999) or (0, 0, 0)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit.augment import DSA, CropFlip
+from distillkit.losses import KnowledgeDistillation
 from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
 from distillkit.normalization import Normalization
 from distillkit.privacy import (
@@ -222,7 +223,7 @@ def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
         getattr(others[-1], f"register_{register}")(lambda *_: None)
     subclass.weight = nn.Parameter(torch.zeros(2, 2).as_subclass(type("Own", (Tensor,), {})))
     buffer.running_mean = torch.zeros(2).as_subclass(type("Own", (Tensor,), {}))
-    others += [nn.Dropout(), type("Own", (nn.ReLU,), {})(), subclass, buffer]
+    others += [KnowledgeDistillation(), nn.Dropout(), type("Own", (nn.ReLU,), {})(), subclass, buffer]
     assert not any(is_own_network(nn.Sequential(nn.ReLU(), nn.Sequential(one))) for one in others)
     everywhere = nn.modules.module
     for register in (everywhere.register_module_forward_hook, everywhere.register_module_full_backward_hook):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from filelock import FileLock, Timeout
 
+from distillkit._utils.shares import share_of
 from distillkit.privacy import (
     ADD_OR_REMOVE_CLIENT,
     ALL_CLIENTS,
@@ -345,6 +346,8 @@ def test_charge_is_synced_under_the_lock_before_it_returns(tmp_path: Path, monke
     monkeypatch.setattr(os, "fsync", observed)
     monkeypatch.setattr(os, "write", lambda handle, text: write(handle, text[:9]))  # as a slow disk may do
     ledger, handles = Ledger(path), len(os.listdir("/dev/fd"))
+    with share_of("over_classes"):
+        refused(lambda: ledger.spend(ONE), ValueError, "over_classes cannot split .* made and charged several times")
     ledger.spend(ONE)
     assert seen == [0, 0, 2, 2]  # the head and its name, the lines, and the new file's name in its folder
     with ledger.run_lock():

@@ -104,7 +104,7 @@ def test_public_images_are_shrunk_and_a_tiled_set_is_used_as_it_is(
         condensed(toy_set, toy_network, init=public[:6], **options)
     with pytest.raises(ValueError, match="single class in each stored image"):
         condensed(toy_set, toy_network, init=tiled(made.stored, made.labels.roll(-1)), **options)
-    copied = public.replace(images=torch.cat([public.images[:23], toy_set.images[3:4]]))
+    copied = public.replace(images=torch.cat([public.images[:23], 2 * toy_set.images[3:4] + 1]))
     hidden = tiled(torch.cat([2 * toy_set.images[:1] + 1, noise(5)]), made.labels)
     black = toy_set.replace(images=0 * toy_set.images)
     dark = public.replace(images=torch.cat([public.images[:23], black.images[:1]]))

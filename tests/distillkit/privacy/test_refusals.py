@@ -41,6 +41,7 @@ from distillkit.privacy import (
     squared_distance,
     train_private,
 )
+from distillkit.privacy.accounting._ranges import check_clip
 from distillkit.privacy.condensation import condense_private as condensation
 from distillkit.privacy.validation._arguments import refuse_derived, refuse_large_delta
 from distillkit.privacy.validation._independence import require_independent_losses, require_mean_objective
@@ -79,6 +80,8 @@ def test_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_
         assert condense(toy_set.replace(class_names=("a", "b", "c"), info=info)).class_names == shown
     soft = toy_set.replace(labels=torch.eye(3, dtype=torch.float64).repeat(4, 1))
     refused(lambda: condense(soft), PrivacyError, "class indices.*labels.argmax")
+    words = "init must hold 1 images of each of 3 classes, and class indices"
+    refused(lambda: condense(toy_set, init=soft), ValueError, words)
 
 
 REPEATED: dict[str, Callable[[LabeledImages], Any]] = {
@@ -279,6 +282,7 @@ def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory)
         refused(lambda make=made: make(toy_network()), TypeError, r"pass FixedNetwork\(network\)")
     Passes(histogram_share=0.5, first_share=0.5, first_steps=0)
     refused(lambda: Passes(train=Protocol), TypeError, "protocol must be")  # type: ignore[arg-type]
+    assert [check_clip(clip) for clip in (1e-12, 1e30)] == [1e-12, 1e30]
     for clip in (0.0, 9e-13, 1.1e30, math.nan):
         refused(lambda c=clip: PublicEmbedders(networks, 1, like=toy_set, clip=c), ValueError, "clip")
     for size, words in (
