@@ -22,8 +22,6 @@ from attacks.reporting._page import Findings, Section
 from attacks.reporting._recorded_run import open_run
 from attacks.reporting.similarity import random_baseline
 from attacks.transcript import DamagedTranscript
-from distillkit._utils.pages import render_html, render_markdown
-from distillkit._utils.tables import Table
 from distillkit.data import Split, load, partition
 from distillkit.networks import ConvNet
 from distillkit.rng import derive
@@ -92,17 +90,6 @@ def test_page_is_self_contained(runs: Path, tmp_path: Path) -> None:
     wanted = lists | {"What this report cannot determine": found.missing}
     items = {title: tuple(re.findall("<li>(.*?)</li>", lines)) for title, lines in shown}
     assert items == {title: lines for title, lines in wanted.items() if lines}
-
-
-def test_foreign_text_cannot_become_markup() -> None:
-    foreign = "<i>a</i>\n\n## b | c"
-    sections = [Section("s", [foreign, [foreign], Table(("h", foreign), [("1", foreign)])])]
-    page = render_html(foreign, foreign, sections, "end").split("<body>")[1]
-    assert page.count("&lt;i&gt;a&lt;/i&gt;") == 6
-    text = render_markdown(foreign, foreign, sections, "end")
-    assert "<i>" not in page + text
-    assert [line for line in text.splitlines() if line.startswith("#")] == ["# &lt;i>a&lt;/i> ## b | c", "## s"]
-    assert text.count("b \\| c") == 2
 
 
 def test_report_of_a_run_without_transcript_says_so(runs: Path, tmp_path: Path) -> None:

@@ -329,6 +329,9 @@ def test_non_members_have_the_records_classes_if_possible() -> None:
         _draw_held_out(inside, own, records([1, 1]))
 
 
+HEADER = ("images compared with", "PSNR in dB", "aligned")
+
+
 def best(images: Tensor, candidates: Tensor) -> Tensor:
     """Return the order of the images in which they are nearest to the candidates, of all orders."""
     orders = [list(order) for order in permutations(range(len(images)))]
@@ -361,9 +364,9 @@ def test_recovered_images_are_compared_with_the_clients_records(kind: str, monke
     rows = [paired[order], fitted[order], truth[order]]
     assert section.parts[0] == image_grid(rows, f"{caption} {levels} dB.")
     cells = [("the client's records", level(paired, truth), level(fitted, truth))]
-    [shown] = [part.cells for part in section.parts if isinstance(part, Table)]
+    [shown] = [part for part in section.parts if isinstance(part, Table)]
     if kind == "alone":
-        assert shown == cells
+        assert shown == Table(HEADER, cells, left=1)
         why = "whether the inverted images are more than similar to the records"
         assert section.missing == [f"{why}: give non_members="]
         return
@@ -374,7 +377,7 @@ def test_recovered_images_are_compared_with_the_clients_records(kind: str, monke
         means.append([float(psnr(one, drawn).mean()) for one in (nearest, align(nearest, drawn))])
     plain, others = torch.tensor(means).T
     held = tuple(f"{float(one.mean()):.1f} (best {float(one.max()):.1f})" for one in (plain, others))
-    assert shown == [*cells, ("the same number of held-out images", *held)]
+    assert shown == Table(HEADER, [*cells, ("the same number of held-out images", *held)], left=1)
     beaten, near = int((others >= aligned.mean()).sum()), int((aligned >= 20).sum())
     assert section.parts[2] == (
         "Means over 4 images, each paired with one record. Held-out images of the same classes were drawn 99 times, "
@@ -407,7 +410,7 @@ def test_without_owners_the_nearest_records_are_shown(held: bool) -> None:
         cells.append((f"the nearest {name} of {len(candidates)}", *levels))
     caption = f"Recovered images, and below each the nearest {' and '.join(groups)}."
     assert section.parts[0] == image_grid([row[:8] for row in rows], caption)
-    assert [part.cells for part in section.parts if isinstance(part, Table)] == [cells]
+    assert [part for part in section.parts if isinstance(part, Table)] == [Table(HEADER, cells, left=1)]
     assert section.missing == ["whether inverted images show the client's records: give invert=Inversion(owners=...)"]
     assert not [*section.leaks, *section.negatives]
 

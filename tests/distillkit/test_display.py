@@ -68,15 +68,15 @@ def test_rows_of_images_are_a_grid_on_white() -> None:
 def test_pages_escape_all_texts_and_show_pixels_sharp() -> None:
     grid = image_grid([torch.tensor([-1.0, 2.0]).view(2, 1, 1, 1)], "<pixels>")
     assert levels(grid.png)[1].tolist() == [255, 0, 255, 255, 255]
-    parts = ["50 % < 1", ["<i>"], Table(["<h>"], [["<c>"]]), grid, Picture(b"x", "<figure&>")]
+    parts = ["50 % < 1\n# p", ["<i>\n\n## i"], Table(["<h>"], [["<c>"]]), grid, Picture(b"x", "<figure&>")]
     page = render_html("<t>", "<v>", [Section("<s>", parts)], "<f>")
     for text in ("<t>", "<v>", "<s>", "<i>", "<h>", "<c>", "<pixels>", "<figure&>", "<f>"):
         assert text not in page
         assert html.escape(text) in page
-    assert "<p>50&nbsp;% &lt; 1</p>" in page
+    assert "<p>50&nbsp;% &lt; 1\n# p</p>" in page
     assert page.count('class="pixels"') == 1
-    text = render_markdown("a\nb", "v", [Section("s", parts)], "f")
-    assert text.startswith("# a b\n\n**v**\n\n## s\n\n50 % &lt; 1\n\n- &lt;i>\n\n|")
+    text = render_markdown("a\nb", "v\n# w", [Section("s", parts)], "f")
+    assert text.startswith("# a b\n\n**v # w**\n\n## s\n\n50 % &lt; 1 # p\n\n- &lt;i> ## i\n\n|")
     assert text.endswith("*Figure (in the HTML file): &lt;figure&>*\n\n*f*\n")
 
 

@@ -178,6 +178,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: class_bounds(3, bias_change=BIAS / 0), "bias_change must be finite"),
     (lambda: class_bounds(3, class_rows=torch.zeros(2, 2)), r"one row per class, \[3, F\], got \[2, 2\]"),
     (lambda: class_bounds(3, class_rows=torch.zeros(3, 0)), r"one row per class, \[3, F\], got \[3, 0\]"),
+    (lambda: class_bounds(3, class_rows=torch.zeros(3)), r"one row per class, \[3, F\], got \[3\]"),
     (lambda: class_bounds(3, class_rows=torch.zeros(3, 2).long()), "class_rows must be a floating tensor"),
     (lambda: class_bounds(2, class_rows=torch.tensor([[1.0, torch.nan], [0, 0]])), "class_rows must be finite, except"),
     (lambda: class_bounds(3, labels=torch.tensor([3])), "labels must be below"),
