@@ -189,7 +189,7 @@ def _distance(
     for position, (c, own) in enumerate(zip(run.classes, images.split(run.counts), strict=True)):
         real = run.transform(batch(position), *step, c)
         target = parameter_gradient(network, parameters, real, _labels(c, real), chunk=chunk)
-        leaf = own if run.augment is None else own.clone().requires_grad_()
+        leaf = own if run.augment is None else own.requires_grad_()
         synthetic = run.transform(leaf, *step, c)
         distance, gradient = distance_to_target(
             network, parameters, synthetic, _labels(c, synthetic), target, metric=metric, chunk=chunk

@@ -111,7 +111,7 @@ def stitch(
         for c, own in class_rows(real, classes).items()
     }
     check_class_sizes("ipc * factor**2", wanted, {c: len(own) for c, own in rows.items()})
-    twin = frozen_copy(observer).eval() if isinstance(observer, nn.Module) else observer
+    twin = frozen_copy(observer) if isinstance(observer, nn.Module) else observer
     if device is not None and isinstance(twin, nn.Module):
         twin = twin.to(check.device(device))
     accuracy = try_teacher(twin, real[torch.cat(list(rows.values()))], "the pool", role="observer")

@@ -502,6 +502,7 @@ def test_invalid_counts_and_targets_are_named() -> None:
             refused(lambda c=counts, f=call: f(network, images, c), ValueError, f"^counts must .*{words}$")
     for targets, came in (
         (torch.zeros(2, 32), r"torch.float32 \[2, 32\]"), (torch.zeros(3), r"torch.float32 \[3\]"),
+        (torch.zeros(3, 32, 1), r"torch.float32 \[3, 32, 1\]"),
         (torch.zeros(3, 32).double(), r"torch.float64 \[3, 32\]"), ([[0.0]] * 3, "list"),
     ):  # fmt: skip
         words = rf"^targets must be torch.float32 \[3, d\], a mean for each of the counts, got {came}$"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
@@ -25,13 +27,17 @@ def real(*counts: int, size: int = 4) -> LabeledImages:
 @pytest.mark.usefixtures("global_rng_untouched")
 @given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=4).filter(any), ipc=st.integers(1, 5))
 def test_real_images_are_drawn_for_each_class_alone(counts: list[int], ipc: int) -> None:
-    data = real(*counts)
-    made = initial_images(data, ipc, generator=3)
+    data = real(*counts).replace(columns={"age": torch.arange(sum(counts))})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made = initial_images(data, ipc, generator=3)
     owned = [c for c, n in enumerate(counts) if n]
     assert made.labels.tolist() == [c for c in owned for _ in range(ipc)]
     assert (made.normalization, made.num_classes) == (data.normalization, len(counts))
     assert made.info["absent"] == [c for c, n in enumerate(counts) if not n]
-    assert made.info["with_replacement"] == [c for c in owned if counts[c] < ipc]
+    assert made.columns == {}
+    assert made.info["with_replacement"] == (short := [c for c in owned if counts[c] < ipc])
+    assert [f"ipc={ipc} is more than {len(short)} of" in str(one.message) for one in said] == [True] * bool(short)
     seed = int(torch.randint(2**62, (), generator=as_generator(3)))
     rows = class_rows(data)
     index = torch.cat([random_rows({c: rows[c]}, [ipc], derive(seed, c))[0] for c in owned])

@@ -88,10 +88,10 @@ def test_mixup_averages_and_draws_from_the_generator_only() -> None:
     assert (CutMix(), Mixup()) == (CutMix(1.0, 1.0), Mixup(0.8, 1.0))  # the defaults of SRe2L
     mixed, partner, share = Mixup()(x, 3)
     assert torch.allclose(mixed, share * x + (1 - share) * x[partner], atol=1e-12)
-    assert Mixup(0.3, 0.9)(x, 3).share == mixing._draw(x, derive(3), 0.3, 0.9)[0] < 1
-    again = Mixup()(x + 1, 3)
-    assert torch.equal(again.partner, partner)
-    assert again.share == share
+    a, b = torch._standard_gamma(torch.full((2,), 0.3, dtype=torch.float64), generator=(draws := derive(3))).tolist()
+    _, again, share = Mixup(0.3, 0.9)(x + 1, 3)
+    assert share == a / (a + b) < 1
+    assert again.tolist() == partner.tolist() == torch.randperm(5, generator=draws).tolist()
 
 
 @pytest.mark.parametrize("mix", [CutMix, Mixup])

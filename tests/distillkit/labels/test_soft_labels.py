@@ -92,7 +92,8 @@ def test_rows_are_softmax_of_the_teachers_logits_and_their_origin_is_recorded() 
     assert (fast["soft_labels"]["precision"], "epsilon" in fast) == ("tf32", False)
     other = stripes(60).replace(normalization=Normalization((0.5,), (0.5,)))
     refused(lambda: soft_labels(data, teacher, pool=other), ValueError, "small and pool have .* pixels .* and mean")
-    refused(lambda: soft_labels(data[:0], teacher), ValueError, "small must hold at least one image")
+    call = lambda: soft_labels(data[:0], teacher, pool=data)  # noqa: E731
+    refused(call, ValueError, "^small must hold at least one image, got an empty set$")
     for name in ("small", "pool"):
         refused(lambda n=name: soft_labels(**{"small": data, "teacher": teacher, n: 3}), TypeError, f"^{name} must be")
     refused(lambda: soft_labels(data, trained_teacher().double()), ValueError, "teacher must have the dtype and device")
@@ -109,7 +110,10 @@ def test_teacher_is_accepted_exactly_if_guessing_is_worse_with_probability_99_pe
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "all outputs of teacher")  # 0 and 5 are no outputs of a sigmoid
         assert try_teacher(Guess(least), pool(count), "pool") == least / count
+        assert try_teacher(nn.Sequential(Guess(least), nn.LogSoftmax(1)), pool(count), "pool") == least / count
         assert try_teacher(nn.Sequential(Guess(49), nn.Hardsigmoid()), pool(49), "pool") == 1  # few images may be alike
+    with pytest.warns(UserWarning, match="^all outputs of observer lie in .0, 1., as after a sigmoid"):
+        try_teacher(nn.Sequential(Guess(50), nn.Hardsigmoid()), pool(50), "pool", role="observer")
     with pytest.raises(ValueError, match=f"teacher is right on {least - 1} of {count} images of pool"):
         try_teacher(Guess(least - 1), pool(count), "pool")
 
