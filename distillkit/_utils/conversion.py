@@ -320,7 +320,7 @@ def read(
                 require_memory(total, images[0].shape, "distillkit.data.store_dataset")
             own = item[1] if isinstance(item[1], str) else as_tensor(item[1], f"the label of {name}[{i}]", lists=True)
             word = isinstance(own, Tensor | str) or (own is None and i and isinstance(labels[0], str))
-            labels.append(own if word else torch.as_tensor(_number(own, f"{name}[{i}]")))
+            labels.append(own if word else torch.as_tensor(_number(own, f"{name}[{i}]"), device="cpu"))
             for got, like, what in ((images[-1], images[0], "image"), (labels[-1], labels[0], "label")):
                 both = isinstance(got, Tensor) and isinstance(like, Tensor)
                 if both and (got.shape != like.shape or got.dtype != like.dtype):

@@ -163,7 +163,7 @@ def read_picture_folder(path: Path) -> tuple[Tensors, dict[str, Any]]:
         if digests["set.json"] != _digest({"format": _FORMAT, **facts}):
             raise ValueError("it was changed after the export")
         shape, dtype = tuple(facts["shape"]), getattr(torch, facts["labels"])
-        images = torch.empty(0, *shape)
+        images = torch.empty(0, *shape, device="cpu")
     table = path / "labels.csv"
     if not table.is_file():
         raise FileNotFoundError(f"{path} is an exported set without its labels.csv; {_RESTORE}")

@@ -701,7 +701,7 @@ def resolve_subset(images: Any, name: str = "images") -> Any:
     if not isinstance(images, Subset):
         return images
     whole = resolve_subset(images.dataset)
-    return whole[torch.as_tensor(images.indices)] if isinstance(whole, ImageSet) else images
+    return whole[images.indices] if isinstance(whole, ImageSet) else images
 
 
 def require_consistent(

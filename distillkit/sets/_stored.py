@@ -59,7 +59,7 @@ class PixelFile:
 
     def read(self, rows: Tensor) -> Tensor:
         """Read pictures from the file, and return them as uint8 [n, C, H, W]."""
-        pixels = torch.empty(len(rows), *self.shape, dtype=torch.uint8)
+        pixels = torch.empty(len(rows), *self.shape, dtype=torch.uint8, device="cpu")
         if not len(rows):
             return pixels
         each, out = math.prod(self.shape), pixels.flatten().numpy().data
@@ -189,7 +189,7 @@ class StoredImages(ImageSet):
             yield read
 
     def _encoded(self, rows: Tensor) -> Tensor:
-        images = torch.empty(len(rows), *self.shape)
+        images = torch.empty(len(rows), *self.shape, dtype=torch.float32, device="cpu")
         count = max(1, _READ // math.prod(self.shape))
         for some, out in zip(rows.split(count), images.split(count)):
             out.copy_(self.normalization.encode(self._file.read(some).float() / 255))

@@ -135,8 +135,14 @@ def class_of_rows(labels: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
     if labels.ndim == 1:
         return labels
     column = columns.get("class")
-    given = column is not None and column.ndim == 1 and not column.is_floating_point()
-    return column if column is not None and given else labels.argmax(1)
+    if column is None or column.ndim != 1 or column.is_floating_point():
+        return labels.argmax(1)
+    column = column.long()
+    if len(column) and not 0 <= int(column.min()) <= int(column.max()) < labels.shape[1]:
+        raise ValueError(
+            f"the column 'class' must be in [0, {labels.shape[1]}), got {int(column.min())} to {int(column.max())}"
+        )
+    return column
 
 
 def require_same_order(a: Sequence[str], b: Sequence[str], names: tuple[str, str] | None) -> None:

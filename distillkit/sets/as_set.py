@@ -69,7 +69,6 @@ def as_set(
             Items are no pairs or rows of an image and a label, or axes or columns can be read in several ways.
     """
     conversion.require_in_memory(images, name)
-    images = resolve_subset(images, name)
     options: dict[str, Any] = {"num_classes": num_classes, "normalization": normalization, "class_names": class_names}
     if labels is not None and conversion.is_pictures(images):
         images, labels = (images, labels), None

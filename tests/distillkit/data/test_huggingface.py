@@ -123,7 +123,7 @@ def test_a_set_comes_back_from_rows(
 ) -> None:
     rng = derive(seed)
     pixels = torch.rand(5, channels, *sides, generator=rng)
-    labels = torch.rand(5, 3, generator=rng).softmax(1) if soft else torch.randint(3, (5,), generator=rng)
+    labels = torch.rand(5, 3, generator=rng).softmax(1) if soft else torch.randint(2, (5,), generator=rng)
     columns = {"class": torch.arange(5) % 2, "logits": torch.rand(5, 2, 3, generator=rng, dtype=torch.float64)}
     data = LabeledImages.from_pixels(
         pixels, labels, num_classes=3, class_names=names, normalization=normalization, columns=columns, info={"a": 1}
@@ -139,7 +139,8 @@ def test_a_set_comes_back_from_rows(
     assert rows.column_names == ["image", "label", "class", "logits"]
     assert rows["class"][:] == columns["class"].tolist()
     assert torch.equal(torch.tensor(rows["logits"][:], dtype=torch.float64), columns["logits"])
-    assert json.loads(rows.info.description)["info"] == {"a": 1}
+    facts = {"format": "distillkit.LabeledImages.export/2", **data.parts()[1]}
+    assert json.loads(rows.info.description) == json.loads(json.dumps(facts))
     assert torch.equal(as_set(again.to_huggingface(), normalization=normalization).images, again.images)
 
 

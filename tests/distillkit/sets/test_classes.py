@@ -73,11 +73,14 @@ def test_unknown_classes_are_refused_by_name(classes: Any) -> None:
     refused(lambda: class_indices(classes, 5), (TypeError, ValueError), wanted)
 
 
-@pytest.mark.parametrize("column", [torch.tensor([1, 1]), torch.ones(2), torch.ones(2, 1).long()], ids=repr)
+@pytest.mark.parametrize("column", [torch.tensor([1, 1]).int(), torch.ones(2), torch.ones(2, 1).long()], ids=repr)
 def test_only_a_column_of_indices_overrides_the_largest_entry(column: torch.Tensor) -> None:
     soft = LabeledImages(torch.rand(2, 1, 2, 2, generator=derive(0)), torch.eye(2), columns={"class": column})
-    indices = column.ndim == 1 and column.dtype == torch.int64
-    assert torch.equal(class_labels(soft), column if indices else torch.arange(2))
+    indices = column.ndim == 1 and column.dtype == torch.int32
+    assert torch.equal(class_labels(soft), column.long() if indices else torch.arange(2))
+    for wrong in ([0, 2], [-1, 1]):
+        words = rf"^the column 'class' must be in \[0, 2\), got {wrong[0]} to {wrong[1]}$"
+        refused(lambda w=wrong: class_labels(soft.replace(columns={"class": torch.tensor(w)})), ValueError, words)
 
 
 def test_label_rows_and_empty_sets_have_no_classes() -> None:

@@ -180,7 +180,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "other label": (lambda f: edit(f / "labels.csv", "0.png,0,", "0.png,1,"), r"labels\.csv is damaged, changed"),
     "extra picture": (lambda f: shutil.copy(f / "ant/0.png", f / "bee/9.png"), r"bee/9\.png does not belong"),
     "extra picture above": (lambda f: shutil.copy(f / "ant/0.png", f / "9.PNG"), r"9\.PNG does not belong"),
-    "extra file": (lambda f: (f / "cat/a.txt").write_text("a", encoding="utf-8"), r"a\.txt does not belong"),
+    "extra link": (lambda f: (f / "cat/a.txt").symlink_to("no file"), r"a\.txt does not belong"),
     "extra class": (lambda f: shutil.copytree(f / "ant", f / "dog"), r"0\.png does not belong .*2 such files"),
     "picture deleted": (lambda f: (f / "cat/5.png").unlink(), r"/a/cat/5\.png is missing"),
     "pictures swapped": (swap, r"ant/0\.png is damaged, changed"),

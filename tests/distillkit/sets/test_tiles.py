@@ -62,13 +62,7 @@ def test_encoding_places_the_means_of_pixels_where_decoding_finds_them(factor: i
 
 def test_files_hold_the_stored_and_messages_the_decoded_images(tmp_path: Path) -> None:
     data = tiled(3)
-    for file in (data.export(tmp_path / "a.npz"), data.save(tmp_path / "a.safetensors")):
-        again = LabeledImages.load(file)
-        assert isinstance(again, TiledImages)
-        assert torch.equal(again.stored, data.stored)
-        assert torch.equal(again.images, data.images)
-        assert again.tiles == data.tiles
-    with np.load(tmp_path / "a.npz") as file:  # other programs find an image for every label
+    with np.load(data.export(tmp_path / "a.npz")) as file:  # other programs find an image for every label
         assert np.array_equal(file["images"], data.images.numpy())
         assert np.array_equal(file["stored"], data.stored.numpy())
         assert len(file["images"]) == len(file["labels"])
