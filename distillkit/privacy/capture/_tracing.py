@@ -148,7 +148,7 @@ def _trace(
         ) from error
     finally:
         for layer in (part for module in modules for part in module.modules() if isinstance(part, nn.RNNBase)):
-            layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
+            layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
     random.setstate(python)
     np.random.set_state(numpy)  # noqa: NPY002
     raise NotCapturable(
@@ -161,7 +161,7 @@ def _global_draws() -> tuple[Any, ...]:
     """Return the global random states of Python and NumPy, in a form that can be compared."""
     numpy: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002
     key, position = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
-    return random.getstate(), key, position, numpy["has_gauss"], numpy["gauss"]
+    return random.getstate(), key, position, numpy["has_gauss"]
 
 
 class _Watch(Untouched):

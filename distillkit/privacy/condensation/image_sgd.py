@@ -81,7 +81,6 @@ def _image_gradients(
 ) -> Iterator[Tensor]:
     """Compute `image_gradients` with the gradients `pull` of the loss."""
     batched = images.device.type != "cpu" if batched is None else batched
-    embedder.prepare(images[0], gradients=True)
     embed_public = embedder.embedding if embedder.own else embedder.embed_private
     for c in range(len(images)):  # also classes without examples: which classes occur must not decide what fails
         own = embedding[labels == c]
@@ -263,7 +262,6 @@ def _public_clip(
     images: Tensor, phi: PublicEmbedder, pull: Callable[[Tensor, Tensor], Tensor], like: LabeledImages, seed: int
 ) -> float:
     noise = public_noise(32, like, derive(seed, "clip"))
-    phi.embed_private(noise)  # capture the network as for private images
     with torch.no_grad():
         embedding = phi.embedding(noise)
     labels = torch.arange(len(noise), device=noise.device) % images.shape[0]

@@ -180,7 +180,7 @@ class OpacusGradients:
 
     def _rows(self, examples: Sequence[Tensor]) -> list[Tensor]:
         self._forward(examples).sum().backward()
-        found: list[Tensor | None] = [getattr(own, "grad_sample", None) for own in self._own]
+        found: list[Tensor | None] = [own.grad_sample for own in self._own]  # type: ignore[attr-defined]
         return [p.new_zeros(len(examples[0]), *p.shape) if g is None else g for p, g in zip(self._own, found)]
 
     def _norms(self, count: int) -> Tensor:
@@ -256,7 +256,7 @@ class OpacusGradients:
             try:
                 trials = _trials(like)
                 with torch.no_grad():
-                    shapes = [t.shape for t in tree_leaves(network(trials[0][0][:1])) if isinstance(t, Tensor)]
+                    shapes = [t.shape for t in tree_leaves(network(trials[0][0])) if isinstance(t, Tensor)]
                 classes = any(len(s) == 2 and s[1] > 1 for s in shapes)
                 for number, noise in enumerate(trials if classes else trials[:-2]):
                     state = self._rng_state()

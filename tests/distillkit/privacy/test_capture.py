@@ -150,6 +150,10 @@ def test_dropout_uses_only_the_secret_generator(global_rng_untouched: None) -> N
 
     assert torch.equal(trained(1, 5), trained(1, 6))
     assert not torch.equal(trained(1, 5), trained(2, 5))
+    images, labels = DATA.images[[0, 0]], DATA.labels[[0, 0]]
+    rows = per_example_gradients(model := build(dropping, 0), dropped_losses(model), (images, labels))
+    one, other = rows(images, labels, generator=derive(0))[0]
+    assert not torch.equal(one, other)
 
 
 def dropped_losses(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
@@ -176,6 +180,12 @@ def test_a_grid_reads_the_centre_where_it_is_not_finite_and_images_keep_theirs(s
     assert bool(rows[0].isnan().any())
 
 
+def written(x: Tensor) -> Tensor:
+    columns = x.t().clone()
+    columns.as_strided((2, 2), (5, 2), 1).pow_(3)
+    return columns
+
+
 STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "offset": lambda x: x.as_strided((2, 3), (4, 1), 5),
     "offset of a slice": lambda x: x[1:].as_strided((2, 3), (4, 1)),
@@ -188,7 +198,7 @@ STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "columns first": lambda x: x.as_strided((2, 6), (1, 2)),
     "after an odd stride": lambda x: x.as_strided((1, 3, 4), (100, 4, 1)).as_strided((4, 3), (3, 1)),
     "overlapping": lambda x: x.as_strided((5, 4), (2, 1)),
-    "written": lambda x: torch.as_strided_scatter(x, x[:2, :2] ** 3, (2, 2), (5, 2), 1),
+    "written": written,
     "written whole": lambda x: torch.as_strided_scatter(x, x.t() ** 3, (4, 3), (3, 1)),
     "written in another order": lambda x: torch.as_strided_scatter(x, x.reshape(2, 6) ** 3, (2, 6), (1, 2)),
 }

@@ -120,7 +120,7 @@ def calls(data: LabeledImages, ledger: Ledger, networks: Any) -> list[Callable[[
 def test_maps_that_are_no_function_of_one_image_are_refused(name: str, toy_set: LabeledImages) -> None:
     function, kind, why = BAD_MAPS[name]
     network, ledger = build(lambda: Function(function), 0).double(), Ledger()
-    for augment in (None, DSA()) if name == "dropout" else (None,):
+    for augment in (None, DSA()) if name in ("dropout", "mixes a little") else (None,):
         for call in calls(toy_set, ledger, EmbeddingNetworks(FixedNetwork(network), augment=augment)):
             refused(call, kind, f"the network Function(?s:.)*{why}")
     assert ledger.events == ()

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +112,7 @@ def summed(kind: str, network: nn.Module, images: Tensor, labels: Tensor, *, cli
 @pytest.mark.parametrize("kind", GRADIENTS)
 def test_only_the_given_parameters_are_trained_on_all_columns(kind: str) -> None:
     def weighted(network: nn.Module, images: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        warnings.warn("of the loss", stacklevel=1)
         return weights * losses(network, images, labels)
 
     both = lambda m, x: m.flat(x) + m.rnn(x[:, 0])[0][:, -1]  # noqa: E731
@@ -119,8 +121,9 @@ def test_only_the_given_parameters_are_trained_on_all_columns(kind: str) -> None
     columns = images, torch.arange(9) % 3, torch.arange(9).double()
     trained = {name: network.get_parameter(name) for name in ("flat.3.bias", "flat.1.weight")}
     private = silent(trained.values())
-    clipped_gradients(kind, network, weighted, columns, trained=trained).add_to(private, *columns)
-    wanted = torch.autograd.grad(weighted(network, *columns).sum(), [*trained.values()])
+    with pytest.warns(UserWarning, match="^of the loss$"):
+        clipped_gradients(kind, network, weighted, columns, trained=trained).add_to(private, *columns)
+    wanted = torch.autograd.grad((columns[2] * losses(network, *columns[:2])).sum(), [*trained.values()])
     torch.testing.assert_close(private.take(), [*wanted])
 
 
@@ -366,9 +369,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
     ),
     "borrowed": (
         lambda: Layer(
-            lambda m, x: F.linear(m.first(x.flatten(1)), m.layer.weight), first=nn.Linear(20, 9), layer=nn.Linear(9, 3)
+            lambda m, x: F.linear(m.first(x.flatten(1)), m.layer.weight),
+            unused=nn.Linear(2, 2), first=nn.Linear(20, 9), layer=nn.Linear(9, 3),
         ),
-        PrivacyError, r"layer\.weight",
+        PrivacyError, r"parameter layer\.weight",
     ),
     "half": (
         lambda: nn.Sequential(Layer(lambda m, x: x.half().float()), flat()), PrivacyError,
@@ -376,8 +380,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
     ),
     "recurrent": (
         lambda: Layer(recurrent, frozen=lstm(4, 4).requires_grad_(False), first=lstm(4, 6), second=lstm(6, 6),
-                      out=nn.Linear(6, 3), norm=nn.InstanceNorm1d(6, affine=True)),
-        NotCapturable, r"^Opacus does not support first \(LSTM\), second \(LSTM\): We .*\. Freeze",
+                      out=nn.Linear(6, 3), norm=nn.InstanceNorm1d(6, affine=True), heads=nn.MultiheadAttention(4, 2)),
+        NotCapturable, r"^Opacus does not support first \(LSTM\), second \(LSTM\), heads .*: We .* nn.LSTM .*\. Freeze",
     ),
 }  # fmt: skip
 
@@ -423,7 +427,7 @@ def test_networks_and_losses_are_tried_on_pixels_and_other_noise(kind: str) -> N
         refused(lambda: clipped_gradients(kind, network, loss, like), error, words)
 
     unequal = lambda n, x, y: losses(n, x, y) * (1 + y.double().var(correction=0))  # noqa: E731
-    refuse(flat(), unequal, BatchStatistics, "mixes the records")
+    refuse(rooted(0.0, outputs=2), unequal, BatchStatistics, "mixes the records")
     refuse(rooted(0.0, mixes=True), losses, BatchStatistics, "mixes the records")
     signed = Layer(lambda m, x: m.out(x.flatten(1)) * (1 if len(x) == 1 else -1), out=nn.Linear(20, 3))
     refuse(signed, lambda n, x, y: n(x).sum(1), BatchStatistics, r"single records \(parameter out\.weight\)")

@@ -220,7 +220,8 @@ def test_steps_on_images_equal_their_reference(
         velocity = 0.3 * velocity + wanted[-1]
         images = images - 0.2 * velocity
     seen: list[Tensor] = []
-    ledger, own, sizes = Ledger(delta=1e-4), Secret(4), embedded_sizes("embed_private", monkeypatch)
+    ledger, own = Ledger(delta=1e-4), Secret(4)
+    sizes, shown = (embedded_sizes(name, monkeypatch) for name in ("embed_private", "embedding"))
 
     def look(step: int, gradient: Tensor) -> None:
         assert step == len(seen)
@@ -233,6 +234,7 @@ def test_steps_on_images_equal_their_reference(
         callback=look, ledger=Account(ledger, client=2, round=1, secret=own),
     )  # fmt: skip
     assert {*sizes} <= {1, 2, 6, 32}  # for the preparation, of a chunk, for a trial and for the clip
+    assert shown.count(2) - sizes.count(2) == 2 * 4 * (1 + 4)  # each class, also without records, in each step
     scale = 1e-5 * max(float(g.abs().max()) for g in wanted)
     for ours, theirs in zip(seen, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=scale)
@@ -241,6 +243,7 @@ def test_steps_on_images_equal_their_reference(
     stated = (event.mechanism, event.sigma, event.rate, event.count, event.client, event.round, event.sampling)
     assert stated == ("image_sgd", sigma, rate, 4, "2", 1, "poisson" if rate < 1 else "everything")
     assert own.draws == (4 if sigma else 0)
+    assert ledger.guarantee(2).assumptions == {"image_sgd": ASSUMPTIONS["image_sgd"]}
     info = ledger.guarantee(2).info() | {
         "method": "image_sgd", "derived": "image_sgd", "sigma": sigma, "clip": pytest.approx(used, rel=1e-6),
         "rate": rate, "steps": 4, "match": "embedding+logits", "ipc": 2, "init": "noise", "device": "cpu",
@@ -294,6 +297,7 @@ def test_training_equals_its_reference(
     (event,) = ledger.events
     assert (event.mechanism, event.sigma, event.rate, event.count) == ("dp_sgd", sigma, rate, 5)
     assert (event.client, event.round, event.seeded) == ("1", 3, True)
+    assert ledger.guarantee(1).assumptions == {"train_private": ASSUMPTIONS["train_private"]}
 
 
 def test_released_sums_and_counts_are_the_exact_ones_plus_the_secret_noise(skewed: LabeledImages) -> None:

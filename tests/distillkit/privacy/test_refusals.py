@@ -247,7 +247,7 @@ def test_non_separable_losses_are_refused(toy_set: LabeledImages, global_rng_unt
     sized = [lambda e, m, n=n: squares(e, m) + 1e-4 * (len(e) == n) for n in (2, 8, 16, 32, 64)]
     for mixing in (*sized, lambda e, m: squares(e, m) / e.norm(), lambda e, m: squares(e, m).flip(0),
                    lambda e, m: squares(e, m).cumsum(0), lambda e, m: 0 * squares(e, m)[:, None],
-                   lambda e, m: squares(e, m) * torch.rand(1)):  # fmt: skip
+                   lambda e, m: squares(e, m).squeeze(), lambda e, m: squares(e, m) * torch.rand(1)):  # fmt: skip
         refused(lambda m=mixing: require_separable(separable(m)), NotSeparable, "depends on that row alone")
     refused(lambda: require_separable(separable(lambda e, m: 0.0)), NotSeparable, "row as a tensor, got float")
     refused(lambda: require_separable(None), NotSeparable, "^NoneType is not declared as a sum over real examples, so")
@@ -288,6 +288,7 @@ def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory)
     for size, words in (
         (torch.ones(4), "hold 3 positive numbers, one per class, got"),
         (torch.ones(3, 1), "be one positive number, or one per class, got"),
+        (torch.tensor(3.0), "be one positive number, or one per class, got 3.0"),
         (torch.tensor([1.0, 0.0, 1.0]), "be one positive number, or one per class, got"), (0, "be at least 1, got 0"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"size must {words}"):
