@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-__all__ = ["bytes_of", "class_folder", "picture", "save"]
+__all__ = ["bytes_of", "class_folder", "npz_arrays", "picture", "save"]
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +32,18 @@ def class_folder(path: Path, classes: Any = ("cat", "dog"), each: int = 5, shift
         for i in range(each):
             save(path / name / f"{i}.png", picture(shift + 100 * k + i, *shape))
     return path
+
+
+def npz_arrays(
+    shape: Any = (5, 3), dtype: Any = np.uint8, train: int = 6, val: bool = False, shift: int = 0
+) -> dict[str, Array]:
+    """Return pictures and labels of three classes in MedMNIST's layout."""
+    found: dict[str, Array] = {}
+    for seed, (part, n) in enumerate((("train", train), ("test", 4), *([("val", 2)] if val else []))):
+        images = picture(shift + seed, n, *shape)
+        found[f"{part}_images"] = images if dtype == np.uint8 else (images / 255).astype(dtype)
+        found[f"{part}_labels"] = (np.arange(n)[:, None] % 3).astype(np.uint8)
+    return found
 
 
 def bytes_of(images: Tensor) -> Array:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from distillkit import Normalization
 from distillkit.data import DATASETS, clients, load, open_dataset, partition
-from tests.pictures import bytes_of
+from tests.pictures import Array, bytes_of, picture, save
 from tests.refused import refused
 from tests.stored import require_same
 
@@ -22,15 +21,13 @@ PART = {1: 0, 2: 0, 3: 0, 4: 1, 5: 2, 6: 2, 7: 2}
 BLOND, SMILING = {2, 5}, {1, 6}
 
 
-def face(number: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(number).integers(0, 256, (8, 6, 3), np.uint8)
+def face(number: int) -> Array:
+    return picture(number, 8, 6, 3)
 
 
 def pictures(folder: Path) -> None:
-    folder.mkdir(parents=True)
     for number in PEOPLE:
-        # lossless under the released names, so that pixels can be compared
-        Image.fromarray(face(number)).save(folder / f"{number:06d}.jpg", format="PNG")
+        save(folder / f"{number:06d}.jpg", face(number))
 
 
 def write(folder: Path) -> Path:
@@ -39,7 +36,7 @@ def write(folder: Path) -> Path:
     rows = [f"{n:06d}.jpg {sign[n in BLOND]} {sign[n in SMILING]}" for n in PEOPLE]
     text = "\n".join([str(len(PEOPLE)), "Blond_Hair Smiling ", *rows]) + "\n"
     (folder / "list_attr_celeba.txt").write_text(text, encoding="utf-8")
-    for name, table in (("identity_CelebA.txt", PEOPLE), ("list_eval_partition.txt", PART)):
+    for name, table in (("identity_CelebA.txt", {**PEOPLE, 8: "5"}), ("list_eval_partition.txt", PART)):
         (folder / name).write_text("".join(f"{n:06d}.jpg {value}\n" for n, value in table.items()), encoding="utf-8")
     return folder
 
@@ -79,6 +76,7 @@ def test_several_attributes_are_rows_and_84_pixels_the_default(tmp_path: Path) -
         ("identity_CelebA.txt", ("000001.jpg 2880", ""), "with 1 times a number, got ''"),
         ("list_attr_celeba.txt", ("\n", " "), "attributes must be one of"),
         ("list_attr_celeba.txt", ("-1", "0"), "with 2 times one of 1, -1"),
+        ("list_attr_celeba.txt", ("000002.jpg", "000009.jpg"), "attr_celeba.txt lacks 1 pictures .*, such as 000002"),
         ("list_eval_partition.txt", (" 1\n", " 3\n"), "must hold .* one of 0, 1, 2, got '000004.jpg 3'"),
         ("list_eval_partition.txt", (" 1\n", " 2\n"), "has no pictures of validation"),
     ],

@@ -17,7 +17,7 @@ from PIL import Image
 from distillkit import LabeledImages, Normalization
 from distillkit.data import load_domains, load_folder, load_npz, open_folder, open_npz
 from distillkit.normalization import IDENTITY
-from tests.pictures import Array, bytes_of, class_folder, picture, save
+from tests.pictures import Array, bytes_of, class_folder, npz_arrays, picture, save
 from tests.refused import refused
 from tests.stored import require_same_set
 
@@ -99,6 +99,15 @@ def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> N
     (tmp_path / "Training" / "cow").mkdir()
     (tmp_path / "Training" / "cow" / "notes.txt").touch()
     refused(lambda: load_folder(tmp_path), FileNotFoundError, r"1 missing pictures \(\.png, .*\) in .*: Training/cow$")
+
+
+def test_endings_of_pictures(tmp_path: Path) -> None:
+    for i, ending in enumerate(["png", "jpg", "jpeg", "bmp", "gif", "ppm", "pgm", "tif", "tiff", "webp", "PNG"]):
+        save(tmp_path / "cat" / f"{i}.{ending}", picture(i))
+    for ending in ("avif", "dcm", "heic", "heif", "jfif", "jp2", "npy", "npz", "svg", "txt"):
+        (tmp_path / "cat" / f"x.{ending}").touch()
+    with pytest.warns(UserWarning, match="9 files in .* are not read, such as x.avif; convert"):
+        assert len(load_folder(tmp_path, test_fraction=0).train) == 11
 
 
 def test_splits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
@@ -276,9 +285,9 @@ def test_layouts_of_competitions_are_refused(tmp_path: Path) -> None:
     refused(lambda: load_folder(layout("a", ("train", "trainResized"), "z.csv", "trainLabels.CSV")), ValueError, words)
     words = "Train_images, test_images, which look like splits, not like classes"
     refused(lambda: load_folder(layout("b", ("Train_images", "test_images"))), ValueError, words)
-    words = r"images beside labels\.csv.*csv', folder='.*/train/images'\).*sort the pictures into one folder per class"
-    for table in ("labels.csv", "../labels.csv"):
-        where = layout(f"c{len(table)}/train", ("images",), table).parent
+    words = r"images beside labels\.\w+, .*/labels\.\w+', folder='.*/train/images'\).*sort the pictures into"
+    for table in ("labels.csv", "../labels.csv", "labels.tsv", "labels.xls", "labels.xlsx", "labels.parquet"):
+        where = layout(f"{table.replace('/', '')}/train", ("images",), table).parent
         refused(partial(load_folder, where), ValueError, words)
     refused(lambda: load_folder(layout("d", ("train",))), ValueError, "look like splits")
     for classes in (("bus", "train"), ("testudo", "trainers", "valley"), ("cat", "dog")):
@@ -301,19 +310,8 @@ def test_cache_may_not_be_among_the_pictures(tmp_path: Path, monkeypatch: pytest
 def test_class_must_keep_a_training_picture(tmp_path: Path) -> None:
     for k, (name, count) in enumerate((("cat", 2), ("cow", 1), ("dog", 9))):
         class_folder(tmp_path, (name,), count, 100 * k)
-    call = partial(load_folder, tmp_path, test_fraction=0.8, classes=["cat", "cow", "dog", "ewe"])
-    refused(call, ValueError, "test_fraction=0.8 leaves no training picture of 2 of 4 classes, such as cat;")
-
-
-def arrays(rows: int | None = None, channels: tuple[int, ...] = (), val: bool = False) -> dict[str, Array]:
-    found: dict[str, Array] = {}
-    for seed, (part, n) in enumerate((("train", 6), ("test", 4), ("val", 2))):
-        if part != "val" or val:
-            found[f"{part}_images"] = picture(seed, n, 5, 3, *channels)
-            rng = np.random.default_rng(seed)
-            labels = rng.integers(0, 2, (n, rows)) if rows else np.arange(n)[:, None] % 3
-            found[f"{part}_labels"] = labels.astype(np.uint8)
-    return found
+    call = partial(load_folder, tmp_path, test_fraction=0.8, classes=["ewe", "dog", "cow", "cat"])
+    refused(call, ValueError, "test_fraction=0.8 leaves no training picture of 2 of 4 classes, such as cow;")
 
 
 def write_npz(path: Path, **found: Array) -> Path:
@@ -324,7 +322,7 @@ def write_npz(path: Path, **found: Array) -> Path:
 @pytest.mark.parametrize("channels", [(), (1,), (3,)])
 @pytest.mark.parametrize("val", [False, True])
 def test_npz_of_classes(tmp_path: Path, channels: tuple[int, ...], val: bool) -> None:
-    found = arrays(channels=channels, val=val)
+    found = npz_arrays((5, 3, *channels), val=val)
     split = load_npz(write_npz(tmp_path, **found))
     assert split.classes == ("0", "1", "2")
     assert split.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
@@ -337,14 +335,15 @@ def test_npz_of_classes(tmp_path: Path, channels: tuple[int, ...], val: bool) ->
 
 
 def test_npz_of_rows(tmp_path: Path) -> None:
-    found = arrays(rows=2)
+    found = npz_arrays()
+    found |= {key: np.eye(2, dtype=int)[held[:, 0] % 2] for key, held in found.items() if "labels" in key}
     split = load_npz(write_npz(tmp_path, **found))
     assert torch.equal(split.train.labels, torch.from_numpy(found["train_labels"]).float())
     assert (split.train.classes_given, split.classes) == (True, ("0", "1"))
 
 
 def test_npz_of_floats_flat_labels_and_names(tmp_path: Path) -> None:
-    found = arrays()
+    found = npz_arrays()
     for part in ("train", "test"):
         found[f"{part}_images"] = found[f"{part}_images"] / 255.0
         found[f"{part}_labels"] = found[f"{part}_labels"][:, 0].astype(np.int32)
@@ -359,7 +358,7 @@ def test_npz_of_floats_flat_labels_and_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["train", "test", "val"])
 def test_equal_images_in_two_parts_or_classes_are_reported(tmp_path: Path, part: str) -> None:
-    found = {key: held | 128 * key.endswith("images") for key, held in arrays(val=True).items()}  # bright pictures
+    found = {key: held | 128 * key.endswith("images") for key, held in npz_arrays(val=True).items()}  # bright pictures
     for i in range(2):  # copies in other classes
         found[f"{part}_images"][-1 - i] = found["train_images"][1]
         found[f"{part}_labels"][-1 - i] = 2 * i
@@ -385,18 +384,18 @@ def test_equal_images_in_two_parts_or_classes_are_reported(tmp_path: Path, part:
 
 
 def test_the_largest_label_of_any_split_counts(tmp_path: Path) -> None:
-    found = arrays()
+    found = npz_arrays()
     found["test_labels"][0] = 7
     assert load_npz(write_npz(tmp_path, **found)).train.num_classes == 8
 
 
 def bad(key: str, value: Array) -> dict[str, Array]:
-    return {**arrays(), key: value}
+    return {**npz_arrays(), key: value}
 
 
 def rows_of(value: int) -> dict[str, Array]:
     """Return arrays with multi-label rows, one of which holds `value`."""
-    found = arrays()
+    found = npz_arrays()
     found |= {key: np.zeros((len(held), 3), np.int64) for key, held in found.items() if key.endswith("labels")}
     found["train_labels"][1, 2] = value
     return found
@@ -420,9 +419,9 @@ def rows_of(value: int) -> dict[str, Array]:
         (bad("train_labels", np.zeros(6, bool)), "train_labels must be 6 integers .* got bool"),
         (bad("train_labels", np.array([{}] * 6)), "damaged or not an .npz of plain arrays"),
         (bad("train_labels", np.zeros((6, 2, 2), np.uint8)), "train_labels must be 6 integers"),
-        ({**arrays(val=True), "val_images": np.zeros((2, 5, 3), np.int64)}, "val_images must be uint8 or float"),
-        ({**arrays(val=True), "val_labels": np.zeros((3, 1), np.uint8)}, "val_labels must be 2 integers"),
-        ({**arrays(val=True), "val_labels": np.zeros((2, 4), np.uint8)}, "labels of different kinds"),
+        ({**npz_arrays(val=True), "val_images": np.zeros((2, 5, 3), np.int64)}, "val_images must be uint8 or float"),
+        ({**npz_arrays(val=True), "val_labels": np.zeros((3, 1), np.uint8)}, "val_labels must be 2 integers"),
+        ({**npz_arrays(val=True), "val_labels": np.zeros((2, 4), np.uint8)}, "labels of different kinds"),
         (bad("train_labels", np.full(6, -1)), "labels must be at least 0"),
         (bad("train_labels", np.zeros((6, 4), np.uint8)), "labels of different kinds"),
         (bad("train_labels", np.array([0, 1, 2, 3, 0, 2**33])), "of tiny.npz must be .* from 0, got 8589934592"),
@@ -438,7 +437,7 @@ def test_invalid_arrays_are_refused(tmp_path: Path, found: dict[str, Array], mat
 
 
 def test_damaged_npz_are_closed_again(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "whole.npz", **arrays())
+    np.savez_compressed(tmp_path / "whole.npz", **npz_arrays())
     content = bytearray((tmp_path / "whole.npz").read_bytes())
     head = 30 + sum(int.from_bytes(content[i : i + 2], "little") for i in (26, 28))
     content[head] = 255  # no stream of zlib begins so

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from scipy.io import savemat
 
 from distillkit import Normalization
 from distillkit.data import load
-from tests.pictures import bytes_of
+from tests.pictures import bytes_of, save
 from tests.refused import refused
 
 HALF = Normalization([0.5], [0.5])
@@ -27,10 +26,9 @@ def stored(part: str) -> np.ndarray[Any, Any]:
 def released(folder: Path) -> None:
     """Write the content of Ganin's `mnist_m.tar.gz`."""
     for part, labels in LABELS.items():
-        (folder / f"mnist_m_{part}").mkdir(parents=True)
         names = [f"{i:08d}.png" for i in reversed(range(len(labels)))]
         for name, picture in zip(names, stored(part)):
-            Image.fromarray(picture).save(folder / f"mnist_m_{part}" / name)
+            save(folder / f"mnist_m_{part}" / name, picture)
         lines = "".join(f"{name} {label}\n" for name, label in zip(names, labels))
         (folder / f"mnist_m_{part}_labels.txt").write_text(lines + "\n", encoding="utf-8")
 
@@ -86,11 +84,12 @@ def test_missing_mnistm_files_are_named(tmp_path: Path) -> None:
     refused(lambda: mnistm(root=tmp_path / "b"), FileNotFoundError, r"in .*/b/MNISTM: missing mnist_m_test\.pt")
 
 
-@pytest.mark.parametrize("text", ["0.png 1 1\n", "0.png 10\n", "0.png\n", "0.png three\n", ""])
+@pytest.mark.parametrize("text", ["0.png 1 1", "0.png 10", "0.png", "0.png three", ""])
 def test_label_files_of_another_layout_are_refused(text: str, tmp_path: Path) -> None:
     released(tmp_path / "mnist_m")
-    (tmp_path / "mnist_m" / "mnist_m_train_labels.txt").write_text(text, encoding="utf-8")
-    refused(lambda: mnistm(root=tmp_path), ValueError, r"mnist_m_train_labels\.txt (must hold lines|names no)")
+    (tmp_path / "mnist_m" / "mnist_m_train_labels.txt").write_text(f"{text}\nx\n" * bool(text), encoding="utf-8")
+    words = f"must hold lines of a picture's name and a digit, got '{text}'$" if text else "names no pictures; get it"
+    refused(lambda: mnistm(root=tmp_path), ValueError, rf"mnist_m_train_labels\.txt {words}")
 
 
 class Evil:

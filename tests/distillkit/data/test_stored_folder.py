@@ -28,7 +28,7 @@ from distillkit.data import _cache as caches
 from distillkit.data import clients, load_folder, load_npz, load_table, open_folder, open_npz, partition
 from distillkit.data.readers import _picture_list
 from distillkit.sets import as_set
-from tests.pictures import class_folder
+from tests.pictures import class_folder, npz_arrays
 from tests.refused import refused
 from tests.stored import require_same, require_same_set
 
@@ -36,6 +36,7 @@ HALF = Normalization([0.5], [0.5])
 
 
 made = partial(class_folder, shape=(9, 7, 3))
+arrays = partial(npz_arrays, (6, 5, 3), train=70, val=True)
 
 
 @pytest.fixture(scope="module")
@@ -331,21 +332,11 @@ def test_invalid_changes_of_a_stored_set_are_refused(pets: Path, tmp_path: Path)
     assert rows[torch.tensor([8])].read().labels.tolist() == [[0.0, 1.0]]
 
 
-def arrays(count: int = 70, shape: tuple[int, ...] = (6, 5, 3), dtype: Any = np.uint8, seed: int = 0) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    found: dict[str, Any] = {}
-    for part, n in (("train", count), ("val", 3), ("test", 4)):
-        images = rng.integers(0, 256, (n, *shape), dtype=np.uint8)
-        found[f"{part}_images"] = images if dtype == np.uint8 else (images / 255).astype(dtype)
-        found[f"{part}_labels"] = np.arange(n)[:, None] % 3
-    return found
-
-
 @pytest.mark.parametrize(("shape", "dtype"), [((6, 5, 3), np.uint8), ((6, 5), np.uint8), ((6, 5, 1), np.float64)])
 @pytest.mark.parametrize(("size", "channels"), [(None, None), (4, None), (None, 3), (3, 1)])
 def test_a_stored_npz_equals_the_loaded_one(tmp_path: Path, shape: Any, dtype: Any, size: Any, channels: Any) -> None:
     path = tmp_path / "noise.npz"
-    np.savez_compressed(path, **arrays(shape=shape, dtype=dtype))
+    np.savez_compressed(path, **npz_arrays(shape, dtype, 70, val=True))
     options = {"size": size, "channels": channels, "normalization": HALF}
     opened_, loaded = open_npz(path, cache=tmp_path / "cache", **options), load_npz(path, **options)
     require_same(opened_, loaded, images=size is None)  # repeated grey, and floats that were bytes, are exact, too
@@ -353,7 +344,7 @@ def test_a_stored_npz_equals_the_loaded_one(tmp_path: Path, shape: Any, dtype: A
         one, other = getattr(opened_, part).read(), getattr(loaded, part)
         assert float((one.pixels() - other.pixels()).abs().max()) <= 1 / 510 + 1e-6
     assert opened_.train.path == open_npz(path, cache=tmp_path / "cache", **options).train.path
-    np.savez_compressed(path, **arrays(shape=shape, dtype=dtype, seed=1))
+    np.savez_compressed(path, **npz_arrays(shape, dtype, 70, val=True, shift=9))
     assert not torch.equal(open_npz(path, cache=tmp_path / "cache", **options).test.read().images, loaded.test.images)
 
 
