@@ -104,7 +104,7 @@ def test_invalid_options_are_refused(options: Any, error: type[Exception], words
         ("fog", pictures("fog") / 255, r"fog\.npy must hold uint8 pictures .*got float64"),
         ("fog", np.array([None, {}], dtype=object), r"fog\.npy is damaged or not a \.npy of plain numbers"),
         ("labels", np.zeros(99, np.uint8), r"labels\.npy must hold uint8 labels .*got uint8 \[99\]"),
-        ("labels", np.zeros(100, np.uint16), r"labels\.npy must hold uint8 labels .*got uint16 \[100\]"),
+        ("labels", np.zeros(100, np.int8), r"labels\.npy must hold uint8 labels .*got int8 \[100\]"),
         ("labels", np.zeros(0, np.uint8), r"labels\.npy must hold uint8 labels .*got uint8 \[0\]"),
         ("labels", (np.arange(100) // 80).astype(np.uint8), "labels .*, the same for each of 5 severities"),
         ("labels", np.full(100, 10, np.uint8), "labels must be below num_classes=10"),

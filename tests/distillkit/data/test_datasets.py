@@ -163,14 +163,6 @@ def test_digits_are_the_same_real_images_in_every_call(global_rng_untouched: Non
     assert train.std == test.std == pytest.approx(measured.std, abs=5e-5)
 
 
-def test_grey_is_repeated_as_colour() -> None:
-    grey, colour = load("digits", size=12).test, load("digits", size=12, channels=3).test
-    assert grey.shape == (1, 12, 12)
-    assert torch.equal(colour.images, grey.images.repeat(1, 3, 1, 1))
-    assert colour.normalization == grey.normalization
-    refused(lambda: load("digits", size=0), ValueError, "size must be")
-
-
 def test_colour_is_resized_and_turned_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar(tmp_path, "cifar10", monkeypatch)
     red, green, blue = (raw("cifar10", "train")[0].float() / 255).unbind(1)
@@ -272,11 +264,11 @@ def test_every_dataset_has_classes_or_names_them_in_its_files() -> None:
     assert all(len(set(row.classes)) == len(row.classes) for row in DATASETS.values())
     assert all(row.files for name, row in DATASETS.items() if name not in ("digits", "synthdigitslike"))
     assert set(NAMES) == set(DATASETS)
-    assert {name: (row.shape, row.counts) for name, row in DATASETS.items() if row.folder} == {
-        "tinyimagenet": ((3, 64, 64), (100_000, 10_000)),
-        "cifar10c": ((3, 32, 32), (152_000, 38_000)),  # a fifth of 19 times 10,000 for the test
-        "femnist": ((1, 28, 28), ()),
-        "celeba": ((3, 84, 84), (162_770, 19_962, 19_867)),
-        "leaf-celeba": ((3, 84, 84), ()),
-        "flair": ((3, 256, 256), (345_879, 43_960, 39_239)),
+    assert {name: (row.shape, row.counts, row.options[:1]) for name, row in DATASETS.items() if row.folder} == {
+        "tinyimagenet": ((3, 64, 64), (100_000, 10_000), ("progress",)),
+        "cifar10c": ((3, 32, 32), (152_000, 38_000), ("corruptions",)),  # a fifth of 19 times 10,000 for the test
+        "femnist": ((1, 28, 28), (), ()),
+        "celeba": ((3, 84, 84), (162_770, 19_962, 19_867), ("attributes",)),
+        "leaf-celeba": ((3, 84, 84), (), ("images",)),
+        "flair": ((3, 256, 256), (345_879, 43_960, 39_239), ("labels",)),
     }

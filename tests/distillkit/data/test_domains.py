@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def test_names_npz_and_splits_can_be_joined(tmp_path: Path) -> None:
     digits = load("digits")
     arrays = {"images": np.zeros((10, 8, 8, 3), np.uint8), "labels": np.arange(10)}
     np.savez(tmp_path / "own.npz", **{f"{p}_{k}": v for p in ("train", "test", "val") for k, v in arrays.items()})
-    sources = {"digits": digits, "own": tmp_path / "own.npz"}
+    [entry] = os.scandir(tmp_path)
+    sources = {"digits": digits, "own": entry}
     joined = load_domains(sources, size=16, channels=3, normalization=HALF)
     assert joined.train.columns["domain"].bincount().tolist() == [len(digits.train), 10]
     assert joined.validation is not None
@@ -133,10 +135,10 @@ def test_background_reaches_the_folders(tmp_path: Path) -> None:
 
 
 def test_a_source_without_a_test_set_is_allowed(tmp_path: Path) -> None:
-    places = {"a": folder(tmp_path / "a"), "b": folder(tmp_path / "b")}
+    places = {"a": folder(tmp_path / "a"), "b": folder(tmp_path / "b"), "c": split(("cow",), [0], 0.5)}
     (tmp_path / "b" / "cow").mkdir()
     joined = load_domains(places, size=4, test_fraction=0.0, classes=["dog", "cow", "cat"])
-    assert (joined.train.counts().tolist(), len(joined.test)) == ([10, 0, 10], 0)
+    assert (joined.train.counts().tolist(), len(joined.test)) == ([10, 1, 10], 1)
 
 
 SIX = {name: split(tuple(name), [0], 0.0) for name in ("abcdef", "ghijkl")}
@@ -150,6 +152,7 @@ SIX = {name: split(tuple(name), [0], 0.0) for name in ("abcdef", "ghijkl")}
         ({"a": "here"}, {}, TypeError, "'a' is str"),
         ({"a": split(("x",), [0], 0.0), "b": split(("y",), [0], 0.0)}, {}, ValueError, "'b' lacks x and has y"),
         ({"a": split(("x", "y"), [0], 0.0), "b": split(("y",), [0], 0.0)}, {}, ValueError, "'b' lacks x; rename"),
+        ({"a": split(("y",), [0], 0.0), "b": split(("x", "y"), [0], 0.0)}, {}, ValueError, "'b' has x; rename"),
         ({"a": split(("x", "y"), [0], 0.0)}, {"classes": ("y",)}, ValueError, "'a' has x"),
         ({"a": split(("x",), [0], 0.0)}, {"classes": ("x", "x")}, ValueError, r"at least one, got \['x', 'x'\]"),
         ({"a": split(("x",), [0], 0.0)}, {"classes": []}, ValueError, r"at least one, got \[\]"),

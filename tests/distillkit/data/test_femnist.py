@@ -51,8 +51,9 @@ def test_pixels_labels_and_writers(whole: bool, tmp_path: Path, global_rng_untou
     for part, data, files in (("train", split.train, TRAIN), ("test", split.test, TEST)):
         assert (data.shape, data.num_classes, data.classes_given) == ((1, 28, 28), 62, True)
         assert data.info == {"dataset": "femnist", "split": part}
-        assert len(data) == sum(sum(users.values()) for users in files.values())
-        for user, count in (pair for users in files.values() for pair in users.items()):
+        counts = [pair for users in files.values() for pair in users.items()]
+        assert data.columns["user"].tolist() == [split.users.index(user) for user, n in counts for _ in range(n)]
+        for user, count in counts:
             mine = data[data.columns["user"] == split.users.index(user)]
             x, y = stored(user, part, count)
             assert np.array_equal((mine.pixels() * 255).round().view(count, 784).numpy(), x)
@@ -93,17 +94,19 @@ WHITE = [[1.0] * 784] * 2
         ({"users": ["u"], "num_samples": [2]}, "not of LEAF's layout .*KeyError: 'user_data'"),
         ([1, 2], "not of LEAF's layout"),
         (wrong(num_samples=[2, 3]), "not of LEAF's layout"),
+        (wrong(user_data=["u"]), "not of LEAF's layout"),
         (wrong(num_samples=[3]), "user 'u' must have as many pictures"),
         (wrong(num_samples=[1]), "user 'u' must have as many pictures"),
         (wrong(users=["v"]), "has pictures of 'u', who is not among its users"),
+        (wrong(users=["v"], y=[0, 62]), "has pictures of 'u', who is not among its users"),
         (wrong(users=["u", "u"], num_samples=[2, 2]), "names a user twice"),
         (wrong(user_data={}), "user 'u' must have"),
         (wrong(x=[[1.0] * 783] * 2), "user 'u' must have"),
-        (wrong(x=[[1.0] * 784], y=[[0, 1]]), "user 'u' must have"),
+        (wrong(x=[[1.0] * 784], y=[[0, 1]], num_samples=[1]), "user 'u' must have"),
         (wrong(x=[[1.0] * 1568]), "user 'u' must have"),
         (wrong(x=[[1.0] * 392] * 2), "user 'u' must have"),
         (wrong(x=[[1.0] * 784, [1.0]]), "user 'u' must have"),
-        (wrong(x=[[0.5] * 784] * 2), "k / 255"),  # 127.5 is no byte
+        (wrong(x=[[127.002 / 255] * 784] * 2), "k / 255"),
         (wrong(x=[[-1 / 255] * 784] * 2), "k / 255"),
         (wrong(x=[[256] * 784] * 2), "k / 255"),
         (wrong(x=[[float("nan")] * 784] * 2), "k / 255"),
@@ -127,7 +130,7 @@ def test_damaged_repeated_and_empty_files_are_refused_by_name(tmp_path: Path) ->
     for damaged in (file.read_bytes()[:-9], b"", b"\xff\xfe\x00"):
         file.write_bytes(damaged)
         refused(lambda: load_femnist(tmp_path), ValueError, rf"{file.name} is damaged or not of LEAF's layout")
-    file.write_text(json.dumps(shard({"f0001_41": 1}, "train")), encoding="utf-8")
+    file.write_text(json.dumps(shard({"f0001_41": 0}, "train")), encoding="utf-8")
     refused(lambda: load_femnist(tmp_path), ValueError, rf"{file.name} has user 'f0001_41', .* another file of train")
     empty: dict[str, Any] = {"users": ["f0000_14"], "num_samples": [0], "user_data": {"f0000_14": {"x": [], "y": []}}}
     for other in (file, tmp_path / "test" / "all_data_1_niid_0_keep_0_test_9.json"):

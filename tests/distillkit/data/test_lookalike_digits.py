@@ -60,7 +60,7 @@ def test_default_photos_and_seeds() -> None:
     reason = "some of the joined images have no guarantee; photos of unknown origin (before: epsilon 1)"
     assert mnist_m_like(private).train.info["reason"] == reason
     for given, info, name in ((True, {}, "digits-m-like"), (False, {"dataset": "mnist"}, "mnistm-like")):
-        known = Split(*(part.replace(classes_given=given, info=info) for part in digits), digits.classes)
+        known = Split(digits.train.replace(classes_given=given, info=info), digits.test, digits.classes)
         assert {(part.classes_given, part.info["dataset"]) for part in mnist_m_like(known)} == {(given, name)}
 
 
@@ -86,7 +86,8 @@ def test_drawn_digits_are_balanced_coloured_and_reproducible(global_rng_untouche
     first, again, other = (synth_digits_like(train=53, test=20, size=16, generator=seed) for seed in (0, 0, 1))
     assert torch.equal(first.train.images, again.train.images)
     assert not torch.equal(first.train.images, other.train.images)
-    assert not torch.equal(*(part.images for part in synth_digits_like(train=20, test=20, size=16)))
+    pairs = zip(*((part.images, part.labels) for part in synth_digits_like(train=20, test=20, size=16)))
+    assert not any(torch.equal(one, other) for one, other in pairs)
     assert sorted(first.train.counts().tolist()) == [5] * 7 + [6] * 3
     assert first.train.labels[:10].tolist() != list(range(10))
     assert first.test.counts().tolist() == [2] * 10
@@ -109,6 +110,7 @@ def test_digits_are_moved_turned_and_blurred_within_their_ranges(monkeypatch: py
     left, digits, right = zip(*texts)
     assert list(map(int, digits)) == [*made.train.labels.tolist(), *made.test.labels.tolist()]
     assert set(left) == set(right) == {"", *"0123456789"}
+    assert any(one != other for one, other in zip(left, right) if one and other)
     shown = torch.tensor([[one != "", other != ""] for one, other in zip(left, right)])
     assert all(abs(float(part) - 0.25) < 0.1 for part in shown.unique(dim=0, return_counts=True)[1] / 510)
     assert (set(faces), set(sizes)) == (set(_FONTS), {8})

@@ -112,12 +112,6 @@ def test_iid_is_even() -> None:
         refused(lambda p=part: partition.summary(torch.arange(3), [[], p]), TypeError, rf"^partition\[1\] .*{words}")
 
 
-def test_dirichlet_at_a_tiny_alpha_gives_each_class_to_one_client() -> None:
-    labels = balanced(10, 30)
-    counts = partition.summary(labels, partition.dirichlet(labels, 3, 1e-6, min_size=1))
-    assert ((counts > 0).sum(0) == 1).all()
-
-
 def test_exactly_the_minimum_is_enough() -> None:
     assert len(partition.dirichlet(torch.zeros(5, dtype=torch.long), 1, 1.0, min_size=5, tries=1)[0]) == 5
     even = partition.dirichlet(torch.zeros(11, dtype=torch.long), 4, 1e6, min_size=2, tries=1)
@@ -131,6 +125,11 @@ def test_client_that_reached_the_cap_exactly_is_full(clients: int) -> None:
     for seed in range(10):
         parts = partition.dirichlet_capped(labels, clients, 1e-6, min_size=0, generator=seed)
         assert [len(part) for part in parts] == [20] * clients
+    labels = uneven(8, 10)
+    counts = partition.summary(labels // 3, partition.dirichlet_capped(labels, clients, 0.3, min_size=0))
+    full = counts.cumsum(1) - counts >= len(labels) / clients
+    assert full.any()
+    assert not counts[full].any()
 
 
 def test_client_below_a_cap_that_is_no_integer_gets_more() -> None:
@@ -412,6 +411,7 @@ def test_domains_by_dirichlet_respects_the_minimum_per_class(
         ({"min_each": 6, "parts": 4}, "domain 5 has 20 images of class 1, too few for 4 clients with at least 6 each"),
         ({"min_each": 10, "alpha": 0.01, "tries": 3}, "none of 3 draws at alpha=0.01 gave all 2 parts of 20 images"),
         ({"alpha": 0.0}, "alpha must be"),
+        ({"parts": 0}, "parts must be at least 1, got 0"),
     ],
 )
 def test_impossible_splits_of_domains_are_refused(options: dict[str, Any], words: str) -> None:

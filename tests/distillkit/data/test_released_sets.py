@@ -106,6 +106,8 @@ def test_bytes_are_pixels_and_rows_in_half_precision_are_renormalized(tmp_path: 
     assert torch.allclose(found.labels.sum(1), torch.ones(6), atol=1e-6)
     assert torch.allclose(found.labels, ROWS, atol=1e-3)
     assert (found.normalization, found.columns) == (CIFAR, {})
+    torch.save([X[:1], ROWS[:1]], tmp_path / "a.pt")
+    assert torch.allclose(read(tmp_path / "a.pt").labels, ROWS[:1])
     for factor, accepted in ((1.009, True), (1.011, False), (0.991, True), (0.989, False)):
         torch.save([X, torch.cat([ROWS[:5], ROWS[5:] * factor])], tmp_path / "a.pt")
         if accepted:

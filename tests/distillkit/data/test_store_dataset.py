@@ -194,6 +194,7 @@ def test_a_dataset_larger_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch
         (list(zip(FLOATS, LABELS)), ValueError, "must give pixels in .0, 1., or bytes, but items 0 .*normalization="),
         ([*zip(PIXELS[:40], LABELS), (PIXELS[0, :, :5], 1)], ValueError, r"of item 32 and later|one shape"),
         ([*zip(PIXELS[:32], LABELS), (PIXELS[0, :, :5], 1)], ValueError, r"those of item 32 and later have shapes"),
+        ([*zip(PIXELS[:32], LABELS), (PIXELS[0, :1], 1)], ValueError, r"item 32 .* shapes \(1, 10, 9\) and \[\];"),
         ([*zip(PIXELS[:32], LABELS), (PIXELS[0], [0.5, 0.5])], ValueError, "those of item 32 and later"),
         ([*zip(PIXELS[:32], torch.eye(32)), (PIXELS[0], [0.5, 0.5])], ValueError, r"item 32 .* \(3, 10, 9\) and \[2\]"),
         (TORN, ValueError, "must hold 36 items, .* but gave 35"),

@@ -294,14 +294,19 @@ def test_full_names_beat_names_without_ending_and_words_for_nothing_are_labels(t
     split = load_table(tmp_path / "t.csv", test_fraction=0, normalization=IDENTITY)
     assert split.classes == ("NA", "None")
     assert np.array_equal(bytes_of(split.train.images), np.stack([picture(number) for number in range(3)]))
+    save(tmp_path / "c" / "b.png", picture(4))
+    refused(lambda: load_table(tmp_path / "t.csv"), ValueError, "1 names of several files; add the ending: c/b$")
 
 
 def test_joined_tables_keep_the_origin_of_their_classes(tmp_path: Path) -> None:
     split = load_table(competition(tmp_path), folder=tmp_path / "train", test_fraction=0)
     joined = as_domains({"north": split, "south": split})
     assert (joined.train.info["classes"], joined.train.class_names) == ("labels", split.classes)
-    folders = Split(*(part.replace(info={**part.info, "classes": "folders"}) for part in split), split.classes)
-    for first, second, origin in ((split, folders, "labels"), (folders, split, "folders")):
+    folders, rows = (
+        Split(*(part.replace(info={**part.info, "classes": origin}) for part in split), split.classes)
+        for origin in ("folders", "dataset")
+    )
+    for first, second, origin in ((split, folders, "labels"), (folders, split, "folders"), (rows, split, "labels")):
         assert as_domains({"north": first, "south": second}).train.info["classes"] == origin
     declared = as_domains({"north": split}, classes=split.classes)
     assert "classes" not in declared.train.info

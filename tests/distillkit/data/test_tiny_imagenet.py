@@ -21,7 +21,7 @@ def write(root: Path) -> Path:
     folder = root / "tiny-imagenet-200"
     for k, wnid in enumerate(WNIDS):
         images = folder / "train" / wnid / "images"
-        for i in range(3):
+        for i in range(4 - k):
             shape = (6, 6) if (k, i) == (1, 2) else ()
             save(images / f"{wnid}_{i}.{'JPEG' if i else 'png'}", picture(10 * k + i, *shape))
         (images / "notes.txt").write_text("no picture", encoding="utf-8")
@@ -30,7 +30,7 @@ def write(root: Path) -> Path:
     lines = "val_0.JPEG\tn01\t0\t0\t7\t7\nval_1.JPEG\tn02\t1\t2\t3\t4\n"
     (folder / "val" / "val_annotations.txt").write_text(lines, encoding="utf-8")
     (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in WNIDS), encoding="utf-8")
-    words = "n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\tespresso\n"
+    words = "n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\tespresso\n\n"
     (folder / "words.txt").write_text(words, encoding="utf-8")
     return folder
 
@@ -40,7 +40,7 @@ def test_the_released_layout(tmp_path: Path, global_rng_untouched: None) -> None
     for name in ("tiny-imagenet", "TinyImageNet"):
         split = load(name, root=tmp_path, normalization=HALF)
         assert split.classes == ("goldfish, Carassius auratus", "espresso")
-        assert split.train.labels.tolist() == [0] * 3 + [1] * 3
+        assert split.train.labels.tolist() == [0] * 3 + [1] * 4
         assert split.test.labels.tolist() == [0, 1]
     assert split.train.shape == (3, 6, 6)
     stored = bytes_of(split.train.pixels())
@@ -72,7 +72,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
-        ("words.txt", "n01\tgoldfish\n", r"words\.txt must name each class of wnids\.txt, but lacks n02"),
+        ("words.txt", "n00\tentity\n", r"words\.txt must name each class of wnids\.txt, but lacks n01, n02;"),
         ("wnids.txt", "", r"words\.txt must name each class of wnids\.txt, but lacks all"),
         ("val/val_annotations.txt", "val_0.JPEG n01\n", "must hold lines picture<tab>class<tab>box, got 'val_0"),
         ("val/val_annotations.txt", "val_0.JPEG\tn03\t0\n", "must hold lines picture<tab>class<tab>box"),
