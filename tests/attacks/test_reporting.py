@@ -166,8 +166,8 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({**FEW, "started_from": torch.tensor([0.5])}, TypeError, "started_from must be an int .* got torch.float32"),
     ({**FEW, "started_from": torch.ones(120).bool()}, TypeError, "started_from must be an int .* got torch.bool"),
     ({**FEW, "started_from": [3]}, TypeError, r"started_from must be an int .* got \[3\]"),
-    *(({k: GIVEN[k], "started_from": torch.arange(3)}, ValueError, "needs members= and non_members=") for k in GIVEN),
-    ({"started_from": torch.arange(3)}, ValueError, "started_from needs members= and non_members="),
+    *(({**own, "started_from": torch.arange(3)}, ValueError, "started_from needs members= and non_members=")
+        for own in ({}, {"members": TRAIN}, {"non_members": TEST})),
     ({"shadows": 7}, ValueError, "shadows must be at least 8"),
     ({"shadows": 9}, ValueError, "shadows must be even because they come in pairs of complements, got 9"),
     ({"workers": 0, "shadows": 10}, ValueError, "workers must be at least 1"),

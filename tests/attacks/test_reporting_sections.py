@@ -239,18 +239,18 @@ def test_bias_after_other_training_than_plain_sgd_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("samples", "changed", "size"),
     [
-        *((samples, {}, 5 if samples == 5 else None) for samples in (5.0, 2.5, 0.0, math.inf)),
+        *((samples, {}, 5 if samples == 5 else None) for samples in (5.0, 2.5, 0.0, math.inf, torch.tensor(7.0))),
         (1, {"with": {**OPTIONS, "weights": "uniform"}}, None),
         (1.0, {"args": [{"object": "fl:Scaffold"}]}, None),
     ],
 )
 def test_weights_are_numbers_of_records_only_if_the_run_says_so(
-    samples: float, changed: dict[str, Any], size: int | None, monkeypatch: Any
+    samples: Any, changed: dict[str, Any], size: int | None, monkeypatch: Any
 ) -> None:
     """A reply of any size has the weight 1 with uniform weights and some add-ons, of which no missing class follows."""
     update = {"0.bias": torch.zeros(4), "1.weight": torch.zeros(2, 4), "1.bias": RISE, "2.bias": torch.zeros(1, 2)}
     update["3.bias_scale"] = torch.zeros(2)
-    values: dict[str, Any] = {"FedAvg.update": update, "Any.samples": samples, "FedAvg.model": update}
+    values: dict[str, Any] = {"a.update": RISE, "FedAvg.update": update, "Any.samples": samples, "FedAvg.model": update}
     sent = [TranscriptMessage(1, 3, "up", values), TranscriptMessage(1, 3, "down", values)]
     sent += [TranscriptMessage(1, 3, "up", {}, exchange="answer"), TranscriptMessage(2, 4, "up", values)]
     monkeypatch.setattr(RecordedRun, "messages", lambda self: iter(sent))

@@ -172,6 +172,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: DefendedMessage(type("Sent", (Gradient,), {"observed": ()})), "got the class Sent$"),
     (lambda: DefendedMessage(SENT, Clip(1.0), Clip), "defences must be Defences, .* got type"),  # type: ignore[arg-type]
     (lambda: DefendedMessage(SENT, torch.clone), "defences must be Defences, .* got builtin"),  # type: ignore[arg-type]
+    (lambda: DefendedMessage(SENT, SimpleNamespace(expected=len)), "defences must .* got SimpleNamespace"),  # type: ignore[arg-type]
     (lambda: compare_messages({"a": SENT}, FALLING, LABELS), r"in \[0, 1\] .* got -0.015 to 0.5 with normalization="),
     (lambda: compare_messages({"a": SENT}, pictures() * 0 + 1.015, LABELS), r"images must be pixels in \[0, 1\]"),
     (lambda: compare_messages({}, pictures(), LABELS), "messages must hold at least one message"),

@@ -386,6 +386,7 @@ def test_lbfgs_stops_on_divergence_or_stagnation_with_its_best() -> None:
         [[pytest.approx([0.3] * 2, abs=1e-12)]]
     ]
     calls.clear()
+    assert torch.equal(lbfgs(lambda x: x.sum() / 0, start, 3)[0], start)
     images, least = lbfgs(lambda x: (calls.append(x.detach()), (x * 0).sum())[1], start, 300)
     assert torch.equal(images, start)
     assert least == 0

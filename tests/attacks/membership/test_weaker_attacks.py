@@ -155,8 +155,8 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: gradient_norm(build(Branching, 0), IMAGES, LABELS[:3]), "labels must have one entry .* got 3 for 7"),
     (lambda: gradient_norm(build(Branching, 0), IMAGES, LABELS, chunk=0), "chunk must be at least 1, got 0"),
     (lambda: gradient_norm(build(Branching, 0), IMAGES, LABELS + 1), "labels must be below num_classes=3, got 3"),
-    (lambda: gradient_norm(nn.Sequential(nn.Conv2d(1, 2, 1)), IMAGES, LABELS),
-        r"network must give .* got \[1, 2, 8, 8\]"),
+    *((lambda net=net: gradient_norm(nn.Sequential(nn.Conv2d(1, 2, 1), net), IMAGES, LABELS), rf"must give .*{got}")
+        for net, got in ((nn.ReLU(), r"got \[1, 2, 8, 8\]"), (nn.MaxPool2d(8, return_indices=True), r"got \[\]"))),
     (lambda: gradient_norm(nn.Sequential(nn.Flatten(), Root(), nn.Linear(64, 3)), IMAGES[:4], LABELS[:4]),
         "network must have finite gradients, but those of 4 records are not"),
     (lambda: gradient_norm(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.LPPool1d(2, 1)), LARGE, LABELS),
