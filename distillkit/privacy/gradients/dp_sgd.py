@@ -62,7 +62,8 @@ def without_batch_norm(network: nn.Module) -> nn.Module:
     for name, module in list(twin.named_modules()):
         if not tracks_statistics(module):
             continue
-        fixed = ModuleValidator.FIXERS[type(module)](module).to(next(module.parameters(), torch.empty(0)))
+        kind = next(kind for kind in type(module).__mro__ if kind in ModuleValidator.FIXERS)
+        fixed = ModuleValidator.FIXERS[kind](module).to(next(module.parameters(), torch.empty(0)))
         if not name:
             return fixed
         parent, _, child = name.rpartition(".")
@@ -244,7 +245,7 @@ def _require_gradient(
 ) -> None:
     """Refuse a network whose gradient is zero or not finite for images of uniform noise in [0, 1]."""
     images = torch.rand(2, *like.shape, generator=derive(0, "trial of a gradient")).to(like.images)
-    labels = torch.zeros(2, dtype=torch.int64) if like.labels.ndim == 1 else torch.eye(like.labels.shape[1])[[0, 1]]
+    labels = torch.zeros(2, dtype=torch.int64) if like.labels.ndim == 1 else torch.eye(2, like.labels.shape[1])
     trial = PrivateGradient(parameters, sigma=0.0, clip=math.inf, denominator=1.0, secret=Secret(0))
     source.add_to(trial, images, labels.to(like.labels), generator=derive(0, "draws of a trial"))
     if not any(bool(gradient.any()) for gradient in trial.take()):

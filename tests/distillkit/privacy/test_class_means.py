@@ -181,11 +181,14 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     refused(lambda: fit_to_means(start.images, embedders, whole), TypeError, r"targets must be .* \[G, K, F\]")
     blind = embedders_of(toy_set, lambda: nn.Sequential(nn.Flatten(), Blind(), nn.Linear(16, 3)).double(), 1)
     refused(lambda: fit_to_means(start.images, blind, torch.zeros(1, 3, 16)), ValueError, "embedders must .*images")
+    assert class_sums(*toy_set, blind, num_classes=3).any()  # needs no gradients
     embedders, odd = embedders_of(toy_set, toy_network, 5), torch.tensor(math.nan)
     targets = torch.zeros(len(embedders), 3, embedders.dim)
     for wrong, name in (((start.images, targets + odd), "targets"), ((start.images / 0, targets), "start")):
         with pytest.raises(ValueError, match=f"{name} must be finite"):
             fit_to_means(wrong[0], embedders, wrong[1])
+    for call in (partial(fit_to_means, start.images, targets=targets), partial(class_sums, *toy_set, num_classes=3)):
+        refused(lambda c=call: c(embedders=[*embedders]), TypeError, r"embedders must be .*PublicEmbedders\(")
     single = embedders_of(toy_set.to(dtype=torch.float32), lambda: toy_network().float(), 5)
     far = partial(fit_to_means, start.images.float(), single, targets.float() + 1e30, lr=1e37)
     refused(far, FloatingPointError, "the optimization diverged; lower lr")

@@ -117,7 +117,7 @@ def test_batch_norm_is_refused_or_converted(toy_set: LabeledImages) -> None:
     assert isinstance(without_batch_norm(model.eval()).body[1], nn.GroupNorm)  # type: ignore[index, union-attr]
     train(converted, toy_set, ledger=ledger)
     assert ledger.events[0].count == 3
-    assert isinstance(without_batch_norm(nn.BatchNorm2d(4)), nn.GroupNorm)
+    assert isinstance(without_batch_norm(type("Own", (nn.BatchNorm2d,), {})(4)), nn.GroupNorm)
     norm = nn.Sequential(nn.Sequential(nn.InstanceNorm2d(2, affine=True, track_running_stats=True)))
     tracked = nn.Sequential(norm, nn.Flatten(), nn.Linear(8, 2))
     refused(lambda: require_per_example(tracked), BatchStatistics, "^layers 0.0.0 of Sequential keep or use")
@@ -303,6 +303,8 @@ def test_error_of_an_optimizer_says_that_the_steps_are_charged(toy_set: LabeledI
     train(linear(2), found)
     soft = toy_set.replace(labels=F.one_hot(toy_set.labels, 3).double())
     train(linear(), soft)
+    single = partial(train_private, linear(1), toy_set.images, torch.ones(12, 1).double(), size=12, sigma=1.0)
+    refused(single, PrivacyError, f"^the network Sequential {NO_GRADIENT}")
     turned = lambda z, y: F.cross_entropy(z[:, :3], y, reduction="none").flip(0)  # noqa: E731
     refused(lambda: train(linear(5), soft, loss=turned), NotSeparable, "the losses of 6 examples in a batch differ")
     words = r"lr must be finite and at most 3.4e\+38 for these parameters, got 1e\+39"

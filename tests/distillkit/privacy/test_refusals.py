@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,7 +251,8 @@ def test_non_separable_losses_are_refused(toy_set: LabeledImages, global_rng_unt
                    lambda e, m: squares(e, m).squeeze(), lambda e, m: squares(e, m) * torch.rand(1)):  # fmt: skip
         refused(lambda m=mixing: require_separable(separable(m)), NotSeparable, "depends on that row alone")
     refused(lambda: require_separable(separable(lambda e, m: 0.0)), NotSeparable, "row as a tensor, got float")
-    refused(lambda: require_separable(None), NotSeparable, "^NoneType is not declared as a sum over real examples, so")
+    named = SimpleNamespace(separable=True)  # cannot be called
+    refused(lambda: require_separable(named), NotSeparable, "^SimpleNamespace is not declared as a sum .* examples, so")
     rows, labels = torch.randn(4, 3, generator=derive(0)), torch.tensor([0, 1, 2, 0])
     require_mean_objective(F.cross_entropy, 4e4 * rows.repeat(99, 1), labels.repeat(99))
     for slope in (1e-3, -1e-3, math.nan):
