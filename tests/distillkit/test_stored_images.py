@@ -384,8 +384,6 @@ def test_subsets_and_loaders_of_stored_sets_stay_in_the_file(stored: StoredImage
     expected = random_subset(stored.read(rows), ipc=1)
     for data in (Subset(stored, rows), DataLoader(Subset(stored, rows), batch_size=2, shuffle=True)):
         require_equal(random_subset(data, ipc=1), expected)
-    with pytest.raises(TypeError, match=r"labels must be left out when images is a StoredImages"):
-        random_subset(stored, stored.labels, ipc=1)
 
 
 def test_a_resumed_call_continues_with_the_same_bits(stored: StoredImages, reads: list[list[int]]) -> None:

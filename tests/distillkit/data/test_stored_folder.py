@@ -322,7 +322,7 @@ def test_clients_of_a_stored_set_read_nothing(pets: Path, tmp_path: Path, monkey
 
 def test_invalid_changes_of_a_stored_set_are_refused(pets: Path, tmp_path: Path) -> None:
     data = open_folder(pets, cache=tmp_path).train
-    refused(lambda: data.replace(images=torch.zeros(1)), TypeError, "replace takes labels.*got images")
+    refused(lambda: data.replace(images=1, a=1), TypeError, "replace takes labels, .*, got a, images; the pic")
     refused(lambda: data.replace(num_classes=1), ValueError, "below num_classes=1")
     refused(lambda: data.replace(labels=data.labels[:3]), ValueError, "one entry per image: got 3 for 10 images")
     refused(lambda: data.replace(normalization=Normalization([0.5, 0.5], [1.0, 1.0])), ValueError, "2 channels|has 2")

@@ -49,7 +49,7 @@ def some(**changes: object) -> LabeledImages:
     ("names", "folders"),
     [
         ((), "0 1 2"),
-        (("Ant (1)", "b", "c.d"), "Ant (1)|b|c.d"),
+        (("Ant (1)", "b_d", "bd.d"), "Ant (1)|b_d|bd.d"),
         (("Coat", "T-shirt, /top", "U"), "0_Coat 1_T-shirt_top 2_U"),
         (("B", "a", "b"), "0_B 1_a 2_b"),
         (("a", "B", "c"), "0_a 1_B 2_c"),

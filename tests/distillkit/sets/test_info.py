@@ -108,8 +108,8 @@ ENDED: list[tuple[str, Callable[[LabeledImages], LabeledImages]]] = [
     ("the column 'y' of unknown origin", lambda s: assigned(s, columns={"y": torch.rand(len(s), 2)})),
     ("the column 'y' of unknown origin", lambda s: s._with(columns={"y": s.labels, "z": s.labels}).replace(
         columns=MappingProxyType({"y": 1 - s.labels, "z": s.labels}))),
-    (OWN, lambda s: s.renormalize(MEASURED)),
     (OWN, lambda s: s.replace(normalization=MEASURED)),
+    (OWN, lambda s: s._with(normalization=Normalization((0.5,), (0.3,), measured=True)).renormalize(MEASURED)),
     (OWN, lambda s: assigned(s, normalization=MEASURED)),
     (f"images, labels, the column 'y', {OWN}", lambda s: s.replace(
         images=s.images * 2, labels=1 - s.labels, columns={"y": s.labels}, normalization=MEASURED)),

@@ -49,7 +49,7 @@ def make(
         matrix = torch.eye(d) + 0.1 * torch.rand(d, d, generator=g)
         whitening = ZCA(torch.rand(d, generator=g), matrix, matrix.inverse())
     mean, std = torch.rand(shape[0], generator=g).tolist(), (torch.rand(shape[0], generator=g) + 0.1).tolist()
-    extra = {"teacher.logits": torch.randn(n, 2, 5, generator=g), "client": torch.arange(n), "": torch.ones(n) > 0}
+    extra = {"column.logits": torch.randn(n, 2, 5, generator=g), "client": torch.arange(n), "": torch.ones(n) > 0}
     return LabeledImages(
         images,
         labels,
@@ -184,12 +184,14 @@ def test_repr_shows_the_content() -> None:
     images = torch.zeros(4, 1, 8, 9)
     balanced = LabeledImages(images, torch.tensor([0, 0, 1, 1]), info={"method": "DM", "steps": 3})
     assert repr(balanced) == "LabeledImages(4 images 1x8x9; 2 classes (2 each); pixels in [0, 1]; method=DM, steps=3)"
-    other = LabeledImages(images, torch.tensor([0, 0, 2, 0]), normalization=HALF, columns={"b": images, "a": images})
-    assert repr(other) == "LabeledImages(4 images 1x8x9; 3 classes (0 to 3 each); mean (0.5) std (0.25); columns a, b)"
+    options: dict[str, Any] = {"columns": {"b": images, "a": images}, "info": {"ipc": [1, 2], "epsilon": None}}
+    other = LabeledImages(images, torch.tensor([0, 0, 2, 0]), normalization=HALF, **options)
+    told = "columns a, b; no guarantee: no reason is recorded, 2 facts in info"
+    assert repr(other) == f"LabeledImages(4 images 1x8x9; 3 classes (0 to 3 each); mean (0.5) std (0.25); {told})"
     assert "9; rows of 7; pixels" in repr(LabeledImages(images, torch.zeros(4, 7)))
     assert repr(balanced[[]]).startswith("LabeledImages(0 images 1x8x9; 2 classes; pixels")
-    long = {"method": "DM", "networks": "x" * 500, "ipc": [1, 2], "epsilon": 0.0, "client": 3}
-    assert repr(balanced.replace(info=long)).endswith("; method=DM, epsilon=0.0, client=3, 5 facts in info)")
+    long = {"method": "DM", "networks": "x" * 500, "epsilon": 0.0, "client": 3}
+    assert repr(balanced.replace(info=long)).endswith("; method=DM, epsilon=0.0, client=3, 4 facts in info)")
 
 
 def test_info_of_numpy_numbers_becomes_python_numbers() -> None:
@@ -215,7 +217,7 @@ def test_info_is_a_copy() -> None:
 # Pixels and spaces
 
 
-@pytest.mark.parametrize("value", [255.0, 1.01, -0.01])
+@pytest.mark.parametrize("value", [255.0, 1.0011, -0.0011])
 def test_out_of_range_floats_are_refused_as_pixels(value: float) -> None:
     pixels = torch.tensor([0.5, value]).view(1, 1, 1, 2)
     low, high = sorted((0.5, value))
@@ -250,7 +252,7 @@ def test_concatenating_the_parts_gives_the_whole(data: LabeledImages, draw: st.D
 
 
 def test_concatenate_refuses_differences_with_a_remedy() -> None:
-    a = LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
+    a = LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), columns={"y": Y})
     changes: list[tuple[dict[str, Any], str]] = [
         (
             {"normalization": Normalization([0], [0.5])},
@@ -259,7 +261,7 @@ def test_concatenate_refuses_differences_with_a_remedy() -> None:
         ({"images": torch.zeros(2, 3, 2, 2)}, r"shapes: \(1, 2, 2\) and \(3, 2, 2\); resize"),
         ({"images": torch.zeros(2, 1, 2, 3)}, r"shapes: \(1, 2, 2\) and \(1, 2, 3\); resize"),
         ({"num_classes": 5}, r"counts: 2 and 5; .* `b\.replace\(num_classes=a\.num_classes\)`"),
-        ({"columns": {"x": torch.zeros(2)}}, r"columns: \[\] and \['x'\]; .* `b\.replace\(columns=\{\.\.\.\}\)`"),
+        ({"columns": {"x": Y, "y": Y}}, r"columns: \['y'\] and \['x', 'y'\]; .* `b\.replace\(columns=\{\.\.\.\}\)`"),
         ({"labels": torch.eye(2)}, r"class indices and rows; .*one_hot"),
     ]
     for change, words in changes:
@@ -268,6 +270,7 @@ def test_concatenate_refuses_differences_with_a_remedy() -> None:
         with pytest.raises(ValueError, match="^the sets have .*different .*; "):
             LabeledImages.concatenate([a.replace(**change), a])
     refused(lambda: LabeledImages.concatenate([]), ValueError, "at least one set, got none")
+    refused(lambda: LabeledImages.concatenate([a, Y]), TypeError, r"^sets\[1\] must be .*, got Tensor")  # type: ignore[list-item]
     rows = [a.replace(labels=torch.eye(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
     assert LabeledImages.concatenate(rows).labels.tolist() == [[1, 0], [0, 1]] * 2
 
