@@ -34,13 +34,11 @@ def class_folder(path: Path, classes: Any = ("cat", "dog"), each: int = 5, shift
     return path
 
 
-def npz_arrays(
-    shape: Any = (5, 3), dtype: Any = np.uint8, train: int = 6, val: bool = False, shift: int = 0
-) -> dict[str, Array]:
+def npz_arrays(shape: Any = (5, 3), dtype: Any = np.uint8, train: int = 6, val: bool = False) -> dict[str, Array]:
     """Return pictures and labels of three classes in MedMNIST's layout."""
     found: dict[str, Array] = {}
     for seed, (part, n) in enumerate((("train", train), ("test", 4), *([("val", 2)] if val else []))):
-        images = picture(shift + seed, n, *shape)
+        images = picture(seed, n, *shape)
         found[f"{part}_images"] = images if dtype == np.uint8 else (images / 255).astype(dtype)
         found[f"{part}_labels"] = (np.arange(n)[:, None] % 3).astype(np.uint8)
     return found

@@ -98,10 +98,6 @@ def test_bad_labels_and_clients(name: str, labels: Tensor, clients: int, error: 
     refused(lambda: ALL[name](labels, clients), error, words)
 
 
-def test_bad_generator() -> None:
-    refused(lambda: partition.iid(torch.arange(4), 2, generator="0"), TypeError, "generator")
-
-
 def test_iid_is_even() -> None:
     labels = balanced(2, 1005)
     parts = partition.iid(labels, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import UserDict
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import _cache, store_dataset
+from distillkit.locking import locked
 from distillkit.sets import as_set
 from tests.refused import refused
 from tests.stored import require_same_set
@@ -119,7 +121,9 @@ def test_a_complete_file_is_opened_without_the_dataset(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_call_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, items = tmp_path / "a.npy", list(zip(PIXELS, LABELS))
+    path, items, waits = tmp_path / "a.npy", list(zip(PIXELS, LABELS)), list[float]()
+    module: Any = sys.modules["distillkit.data.store_dataset"]
+    monkeypatch.setattr(module, "locked", lambda *lock, wait: waits.append(wait) or locked(*lock, wait=wait))
 
     def stopping() -> Iterator[Any]:
         yield from ((255 - x, y) for x, y in items[:40])
@@ -134,6 +138,7 @@ def test_an_interrupted_call_starts_again(tmp_path: Path, monkeypatch: pytest.Mo
         patch.setattr(_cache, "write_tensors", lambda *_: (_ for _ in ()).throw(OSError("full")))
         refused(lambda: store_dataset(items[:50], path), OSError, "full")
     assert len(store_dataset(iter(items[:33]), path)) == 33
+    assert waits == [24 * 3600] * 4
     whole = path.read_bytes()
     for damaged in (whole[:-1], whole + b"x"):
         path.write_bytes(damaged)
