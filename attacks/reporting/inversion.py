@@ -258,7 +258,7 @@ def fedavg_update(
 def _own(invert: Inversion, client: int, members: Records) -> Tensor | None:
     if invert.owners is None:
         return None
-    own, most = invert.owners[client].cpu(), len(members.pixels) - 1
+    own, most = invert.owners[client].cpu().long(), len(members.pixels) - 1
     if int(own.min()) < 0 or int(own.max()) > most:
         advice = "give members= all clients' records, in the order that owners refer to"
         told = f"got {int(own.min())} to {int(own.max())}"

@@ -234,4 +234,4 @@ def _used(used: Tensor, count: int) -> Tensor:
         raise TypeError(f"used must be an int tensor [k] of indices, got {getattr(used, 'dtype', type(used).__name__)}")
     if used.ndim != 1 or not len(used) or int(used.min()) < 0 or int(used.max()) >= count:
         raise ValueError(f"used must hold at least one index of a record of train, 0 to {count - 1}; got {used}")
-    return used.cpu().unique()
+    return used.cpu().long().unique()

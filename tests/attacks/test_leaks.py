@@ -61,7 +61,7 @@ def test_shares_are_at_least_those_of_a_plain_loop(scale: float) -> None:
 
 def test_only_used_records_are_rated() -> None:
     small, used = TRAIN[30:50], torch.arange(30, 50)
-    found = [leaks(small, TRAIN, ASIDE, used=u) for u in (None, used, used.repeat(2))]
+    found = [leaks(small, TRAIN, ASIDE, used=u) for u in (None, used.byte(), used.repeat(2))]
     for rates in ([one.nearest.tpr for one in found], [one.altered.tpr for one in found]):
         assert [rate.trials for rate in rates] == [300, 20, 20]
         assert rates[1].hits == 20

@@ -97,7 +97,7 @@ def test_the_search_gets_the_options(labels: str, run: Path, monkeypatch: pytest
     monkeypatch.setattr("attacks.reporting.inversion.invert_message", search)
     monkeypatch.setattr("time.process_time", lambda: clock[0])
     own = torch.tensor([40, 3, 12])
-    given: dict[str, Any] = {"owners": [OWNERS[0], own], "steps": 7, "restarts": 3, "total_variation": 0.25}
+    given: dict[str, Any] = {"owners": [OWNERS[0], own.byte()], "steps": 7, "restarts": 3, "total_variation": 0.25}
     given["known_labels"] = labels == "known"
     outside = None if labels == "read with noise" else TEST
     section = told(run, Inversion(**given, max_records=3, seconds=42.0), outside)
