@@ -129,7 +129,7 @@ def gradient_matching(
     require_augmentation(augment, real.normalization)
     if not isinstance(inner, InnerTraining):
         raise TypeError(f"inner must be an InnerTraining(loops=..., lr=..., batch=...), got {type(inner).__name__}")
-    if isinstance(init, LabeledImages) and len(init):
+    if isinstance(init, LabeledImages):
         tiles = Tiles.require(parametrize) or Tiles(1)
         ipc = max(1, int(with_class_labels(init).counts().max()) // tiles.count)
     matching_steps, epochs = inner.loops or loops_for(ipc)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
-from distillkit.augment import DSA
+from distillkit.augment import DSA, CropFlip
 from distillkit.condense import Progress, distance_to_means, distribution_matching, embedding_means, gradient_matching
 from distillkit.condense._class_embeddings import _class_groups
 from distillkit.condense._parallel import ParallelMap, class_threads
@@ -230,8 +230,7 @@ def test_result_equals_sgd_on_the_equation_and_a_resumed_run_to_the_bit(name: st
         assert torch.equal(
             run(name, lr=made.info["lr"], generator=torch.Generator().manual_seed(3)).images, made.images
         )
-        with pytest.raises(ValueError, match=r"lr=None \(now 1\.0\)"):
-            run(name, resume=resume, lr=1.0)
+        refused(lambda: run(name, resume=resume, lr=1.0), ValueError, r"lr=None \(now 1\.0\)")
 
 
 def unchanged(images: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
@@ -251,29 +250,23 @@ def moved() -> Any:
     ("DM", {"match": "embedding+logits"}, r"match='embedding' \(now 'embedding\+logits'\)$"),
     ("DM", {"augment": DSA("flip")}, r"augment=.* \(now .*'flip'.*$"),
     ("DM", {"augment": unchanged}, rf"augment=.* \(now '{__name__}\.unchanged'\)$"),
-    ("DM", {"augment": None}, r"augment=.* \(now None\)$"),
     ("DM", {"ipc": 1}, r"classes=\{'0': \[9, 2\], .*now \{'0': \[9, 1\], .*shape=\[6, 2, 8, 8\] \(now \[3,"),
     ("DM", {"classes": [0, 1]}, "classes=.*shape="),
     ("DM", {"parametrize": Tiles(2)}, r"classes=.*parametrize=None \(now 'Tiles\(factor=2\)'\)$"),
     ("DM", {"networks": lambda: FixedNetwork(frozen_net(torch.float64))}, "network=.*networks='RandomNetworks'"),
     ("DM", {"networks": lambda: RandomNetworks(double(convnet, "batch"))}, "arguments: network=[^=]*$"),
-    ("DM", {"networks": lambda: RandomNetworks(lambda: nn.Sequential(double(convnet)()))}, "arguments: network=[^=]*$"),
     ("cached", {"networks": moved}, "arguments: network=.*outputs"),
     ("cached", {"networks": OPTIONS["not cached"]["networks"]}, r"cache=True \(now False\)$"),
     ("tiles", {"parametrize": Tiles(4)}, r"parametrize='Tiles\(factor=2\)' \(now 'Tiles\(factor=4\)'\)"),
     ("own loss", {"match": first}, r"match='.*\.mmd' \(now '.*\.first'\)$"),
     ("DM", {"real": REAL.replace(images=REAL.images.flip(3))}, r"arguments: data='\w+' \(now '\w+'\)$"),
-    ("DM", {"real": REAL.replace(normalization=IDENTITY)}, r"arguments: data='\w+' \(now '\w+'\)$"),
-    ("DM", {"real": REAL.replace(columns={"age": torch.arange(21)})}, r"arguments: data='\w+' \(now '\w+'\)$"),
-    ("DM", {"real": REAL.replace(labels=REAL.labels.flip(0))}, r"arguments: data='\w+' \(now '\w+'\)$"),
     ("DM", {"real": REAL.to(dtype=torch.float32)}, r"dtype='torch.float64' \(now 'torch.float32'\)$"),
     ("DM", {"steps": 1}, "already done 2 steps, but steps=1"),
 ])  # fmt: skip
 def test_state_of_another_call_is_refused_by_name(name: str, changes: dict[str, Any], words: str) -> None:
     states: list[Any] = []
     done = run(name, callback=lambda progress: states.append(progress.state()), steps=2)
-    with pytest.raises(ValueError, match=words):
-        run(name, resume=states[-1], **changes)
+    refused(lambda: run(name, resume=states[-1], **changes), ValueError, words)
     again = run(name, resume=states[-1], steps=2)
     assert torch.equal(again.images, done.images)
     assert again.info == done.info
@@ -462,11 +455,10 @@ def test_groups_run_in_other_threads_only_if_that_helps(
     ({"momentum": -0.1}, "momentum must be at least 0"),
     ({"lr": 0.0}, "lr must be greater than 0"),
     ({"classes": [7]}, r"classes must be distinct and in \[0, 4\)"),
-    ({"classes": [1, 1]}, "classes must be distinct"),
     ({"classes": []}, "at least one"),
     ({"classes": [0, 2]}, r"classes must have at least one image each, but \[2\] have none"),
-    ({"num_classes": 5}, "the set has 4"),
     ({"batch_real": 0}, "batch_real must be at least 1"),
+    ({"augment": CropFlip(IDENTITY)}, "^augment pads with black for"),
     ({"networks": lambda: RandomNetworks(convnet)}, "networks must have the dtype and device of the images"),
     ({"init": REAL.replace(normalization=IDENTITY)}, "different normalizations"),
     ({"real": REAL[:0]}, "at least one image, got an empty set"),
@@ -482,8 +474,6 @@ def test_groups_run_in_other_threads_only_if_that_helps(
     ({"match": lambda real, synthetic: (real - synthetic[:, 1:]).mean()},
      r"match fails on real and synthetic embeddings of shapes \[4, 32\] and \[2, 32\]: RuntimeError: The size"),
     ({"match": lambda real, synthetic: real.average()}, r"of shapes \[4, 32\] and \[2, 32\]: AttributeError: 'Tensor'"),
-    ({"match": lambda real, synthetic: synthetic.shape[2]}, r"of shapes \[4, 32\] and \[2, 32\]: IndexError: tuple"),
-    ({"match": lambda real: real.mean()}, r"match is called as match\(real, synthetic\)"),
     ({"match": lambda real, synthetic, third: real.mean()}, r"match is called as match\(real, synthetic\)"),
     ({"match": lambda real, synthetic: 0 * synthetic.sum(), "lr": None}, r"gradient at noise images has size 0\.0"),
     ({"match": lambda real, synthetic: 1e200 * synthetic.sum(), "lr": None}, "noise images has size inf; try lr"),
@@ -528,7 +518,7 @@ def test_losses_and_images_that_are_not_finite_stop() -> None:
 
 
 @pytest.mark.parametrize(("lr", "std", "edge", "steps", "far"), [
-    (1e-3, 1.0, 0.0, 25, False), (1e3, 1.0, 0.0, 25, True), (1.0, 1.0, 0.0, 3, True), (10.0, 0.01, 0.0, 25, False),
+    (1e-3, 1.0, 0.0, 25, False), (1234.0, 1.0, 0.0, 25, True), (1.0, 1.0, 0.0, 3, True), (10.0, 0.01, 0.0, 25, False),
     *((1e-9, 0.01, edge, 1, far) for edge, far in ((-5.1, True), (-4.9, False), (5.9, False), (6.1, True))),
 ])  # fmt: skip
 @pytest.mark.parametrize("sign", [-1, 1])

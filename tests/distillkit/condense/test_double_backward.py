@@ -94,5 +94,10 @@ def test_without_double_backward_it_equals_pytorch() -> None:
     dilated = convolve(images, images, weight, padding="same", dilation=2)
     assert torch.equal(dilated, F.conv2d(images, weight, padding=2, dilation=2))
     assert not convolve(images, images, weight).requires_grad
+    leaf, slopes = images.clone().requires_grad_(), []
+    for call in (lambda: convolve(leaf, leaf, weight), lambda: F.conv2d(leaf, weight)):
+        with torch.autocast("cpu", torch.bfloat16):
+            slopes.append(torch.autograd.grad(call().sum(), leaf)[0])
+    assert torch.equal(*slopes)
     single = images[0].clone().requires_grad_()
     assert torch.autograd.grad(convolve(single, single, weight).sum(), single)[0].shape == single.shape

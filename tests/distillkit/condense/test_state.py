@@ -91,11 +91,14 @@ def test_losses_are_read_at_once_on_a_cpu_only(
 
 
 @pytest.mark.parametrize("name", ["images", "velocity", "step"])
-def test_callback_cannot_change_the_condensation(name: str) -> None:
-    """Writes through NumPy count, too, although PyTorch does not notice them."""
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_callback_cannot_change_the_condensation(name: str, accelerator: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU writes through NumPy count, too, although PyTorch does not notice them."""
+    monkeypatch.setattr("distillkit.condense._pixel_descent.is_accelerator", lambda device: accelerator)
 
     def overwrite(progress: Progress) -> None:
-        progress.state_tensors[name].detach().numpy()[...] += 1
+        value = progress.state_tensors[name].detach()
+        (value if accelerator else value.numpy())[...] += 1
 
     network = FixedNetwork(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     data = LabeledImages(torch.randn(4, 1, 2, 2), torch.tensor([0, 0, 1, 1]), normalization=IDENTITY)

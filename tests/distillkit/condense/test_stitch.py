@@ -122,15 +122,12 @@ def test_small_pools_and_classes() -> None:
     for dtype in (torch.float64, torch.float16):
         assert stitch(data.to(dtype=dtype), observer=teacher, ipc=1).images.dtype == dtype
     assert len(stitch(data, observer=teacher, ipc=1, factor=8)) == 3
-    oblong = LabeledImages(torch.rand(9, 1, 9, 6), torch.zeros(9, dtype=torch.int64))
-    with pytest.raises(ValueError, match="factor must be at most the shorter side of the images, 6, got 7"):
-        stitch(oblong, observer=Dark(), factor=7)
     words = r"ipc \* factor\*\*2=20 is more than 3 of 3 classes have: 0 \(19\), 1 \(19\), 2 \(18\)"
     with pytest.warns(UserWarning, match=words):
         stitch(data[:56], observer=teacher, ipc=5, factor=2)
     for options, words in (
-        ({"factor": 0}, "factor"), ({"factor": 9}, "factor must be at most"), ({"crops": 0}, "crops"),
-        ({"min_scale": 1.1}, "min_scale"), ({"ipc": 0}, "ipc"), ({"pool": 0}, "pool"),
+        ({"factor": 9}, "factor must be at most the shorter side of the images, 8, got 9"), ({"crops": 0}, "crops"),
+        ({"factor": 0}, "factor"), ({"min_scale": 1.1}, "min_scale"), ({"ipc": 0}, "ipc"), ({"pool": 0}, "pool"),
         ({"pool": 7, "factor": 2, "ipc": 2}, r"pool must be at least ipc \* factor\*\*2 = 8, one image for .*, got 7"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):

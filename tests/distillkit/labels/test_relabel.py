@@ -313,9 +313,9 @@ def no_classes(count: int, kept: int, dtype: torch.dtype = torch.uint8, fill: in
 ])  # fmt: skip
 def test_contradicting_files_of_labels_are_refused(tensors: Any, facts: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / "labels.safetensors"
-    for count in (0, 3):  # labels of no images are none the less labels
+    for count, classes in ((0, 3), (3, 2), (3, 3)):  # labels of no images are none the less labels
         logits = torch.zeros(2, count, 2).half()
-        StoredLabels(logits, no_classes(2, 2)[:, :count], (1, 3), 3, Mixup(), 1.0, False, 0, {}).save(path)
+        StoredLabels(logits, no_classes(2, 2)[:, :count], (1, 3), classes, Mixup(), 1.0, False, 0, {}).save(path)
         loaded = StoredLabels.load(path)
         assert torch.equal(loaded.logits, logits)
         assert loaded.epochs == (1, 3)
