@@ -43,14 +43,13 @@ def nearest(
     Raises:
         TypeError, ValueError: the shapes do not fit, a value is not finite, or all images are equal.
     """
-    images = check.batch_of_images(images, "images").detach().double().flatten(1)
+    wanted = check.batch_of_images(images, "images").shape[1:]
+    images = images.detach().double().flatten(1)
     if not isinstance(candidates, StoredImages):
         candidates = check.batch_of_images(candidates, "candidates").detach()
     shape = candidates.shape[-3:]
-    if (values := math.prod(shape)) != images.shape[1]:
-        raise ValueError(
-            f"candidates must have the images' shape, got {list(shape)} for images of {images.shape[1]} values"
-        )
+    if tuple(shape) != tuple(wanted):
+        raise ValueError(f"candidates must have the images' shape, {list(wanted)}, got {list(shape)}")
     if (labels is None) != (own is None):
         raise ValueError("labels and own must be given together, or neither")
     if labels is not None and own is not None:
@@ -69,7 +68,7 @@ def nearest(
             f"images must be at least 2 different ones, got {len(images)}: the score needs a second nearest image"
         )
     found = []
-    parts = torch.arange(len(candidates)).split(min(_CHUNK, max(1, _VALUES // values)))
+    parts = torch.arange(len(candidates)).split(min(_CHUNK, max(1, _VALUES // math.prod(shape))))
     for rows, part in zip(parts, read_batches(candidates, parts), strict=True):
         masked = None if labels is None or own is None else own[rows.to(own.device), None] != labels
         found.append(_two_nearest(part.double().flatten(1).to(images.device), images, masked))

@@ -294,8 +294,8 @@ def refusals() -> list[tuple[Any, str]]:
         )),
         *((lambda given=given: nearest(*given), words) for *given, words in (
             (one, three, "images must be at least 2 different ones, got 1"), (three, three / 0, "candidates must be"),
-            (three, torch.rand(3, 1, 3, 3), r"got \[1, 3, 3\] for images of 4 values"),
-            (three, torch.rand(3, 1, 3, 1), r"got \[1, 3, 1\] for images of 4 values"),
+            (three, torch.rand(3, 1, 3, 3), r"images' shape, \[1, 2, 2\], got \[1, 3, 3\]"),
+            (three, torch.rand(3, 1, 4, 1), r"images' shape, \[1, 2, 2\], got \[1, 4, 1\]"),
             (three, one, torch.tensor([0, 0, 1]), "given together, or neither"),
             (three, one, None, torch.tensor([0]), "given together, or neither"),
             (three, one, torch.tensor([0, 0]), torch.tensor([0]), "labels must have one entry per image: got 2 for 3"),
