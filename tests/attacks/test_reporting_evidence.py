@@ -140,7 +140,8 @@ def near(images: Tensor, candidates: Tensor) -> tuple[Tensor, list[int]]:
 def test_sent_images_are_above_the_nearest_records() -> None:
     """At random, and the closest of each record; only the attacked records are shown."""
     sent, index = pixels(1, 40), torch.arange(1, 30, 2)
-    sent[:12] = pixels(2)[index[:12]].repeat_interleave(2, 0)[:12] + 0.001 * pixels(3, 12)
+    scale = torch.linspace(0.0005, 0.004, 12).view(12, 1, 1, 1)  # about 71 to 53 dB
+    sent[:12] = pixels(2)[index[:12]].repeat_interleave(2, 0)[:12] + scale * pixels(3, 12)
     sent[5] = pixels(2)[5]  # equal to the third attacked record
     members, others = Records(pixels(2), index, None), Records(pixels(4), index + 0, None)
     level, which = near(members.selected, sent)
