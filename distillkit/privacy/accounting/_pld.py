@@ -118,7 +118,6 @@ def _direction(sigma: Any, rate: Any, count: Any, delta: float, tail: float, ste
         generating = np.stack([pmf @ np.exp(losses * exponent) for exponent in exponents], axis=1)
         cumulants = cumulants + own @ np.log(generating)
     bounds = (cumulants + math.log(4000 / delta)) / exponents
-    bounds[~np.isfinite(bounds)] = np.nan
     top, bottom = np.nanmin(bounds[exponents > 0]), np.nanmax(bounds[exponents < 0])
     least = math.floor(bottom / step) - 1
     points = fft.next_fast_len(int(min(math.ceil(top / step) + 2 - least, 2 * _POINTS)), real=True)

@@ -262,7 +262,7 @@ def initial_images(
         equal = any(bool((part == image).flatten(1).all(1).any()) for image in torch.cat([start, stored]))
         if equal or records.share(init.images) or records.contain(start) or records.contain(stored):
             raise PrivateInitialization("init holds an image of the private set; use init='noise', or a public set")
-    return stored.clone(), "public set"
+    return stored, "public set"
 
 
 def refuse_half_precision(values: Tensor, name: str) -> None:

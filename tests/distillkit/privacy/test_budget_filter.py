@@ -53,14 +53,6 @@ def test_three_thousand_kinds_of_noise_need_no_evaluation_of_each_order() -> Non
     assert _renyi.cache_info().misses == 0
 
 
-@pytest.mark.parametrize("kinds", [1, 40])
-@pytest.mark.parametrize("order", [None, 8.0])
-@pytest.mark.parametrize("rate", [0.5, 1.0])
-def test_release_without_noise_is_infinite_among_any_others(rate: float, order: float | None, kinds: int) -> None:
-    spends = [(0.0, rate, 1), *((1.0 + k, 0.1, 1) for k in range(kinds))]
-    assert compose(spends, 1e-5, order=order).epsilon == math.inf
-
-
 @pytest.mark.parametrize("most", [24, 160])
 def test_groups_cover_the_releases_at_the_ends_of_their_cells(most: int) -> None:
     """Kinds on grid points, just beside them and at rates near 1 are rounded to cost no less."""

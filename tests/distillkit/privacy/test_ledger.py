@@ -216,16 +216,6 @@ def test_unknown_sampling_is_refused(sampling: str) -> None:
         assert Event("dp_sgd", 1.0, 0.1, relation=relation).sampling == "poisson"
 
 
-def test_mixed_relations_are_refused() -> None:
-    ledger = Ledger()
-    ledger.spend(ONE)
-    words = "^class_means is private under '{}', but the ledger is for 'add or remove one record'; .*keep two ledgers$"
-    for relation in (ADD_OR_REMOVE_CLIENT, REPLACE_RECORD):
-        other = replace(ONE, relation=relation)
-        for call in (partial(ledger.spend, other), partial(Ledger().spend, ONE, other)):
-            refused(call, NotAccountable, words.format(relation))
-
-
 def test_values_of_a_wrong_type_are_refused_before_they_make_the_file_unreadable(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l")
     calls: dict[str, Callable[[], object]] = {

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from distillkit.privacy import REPLACE_RECORD, Event, Ledger, NotAccountable, PrivacyError
+from distillkit.privacy import ADD_OR_REMOVE_CLIENT, REPLACE_RECORD, Event, Ledger, NotAccountable, PrivacyError
 from tests.refused import refused
 
 ONE = Event("class_means", 2.0, client="a")
@@ -97,30 +97,25 @@ def test_head_detects_changes_of_a_rewritten_chain(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_options_are_pinned(name: str, given: Any, other: Any, tmp_path: Path) -> None:
     event = replace(ONE, relation=given) if name == "relation" else ONE
+    late = Ledger(tmp_path / "l", **{name: other})
     Ledger(tmp_path / "l", **{name: given}).spend(event)
     assert json.loads((tmp_path / "l").read_text(encoding="utf-8").splitlines()[0])[name] == given
     for options in ({}, {name: given}):
         assert getattr(Ledger(tmp_path / "l", **options), name) == given
-    with pytest.raises(PrivacyError, match=rf"{name} must be that of the ledger .*{given}.*, got .*{other}"):
-        Ledger(tmp_path / "l", **{name: other})
+    for use in (late.epsilon, lambda: late.spend(event), lambda: Ledger(tmp_path / "l", **{name: other})):
+        refused(use, PrivacyError, rf"{name} must be that of the ledger .*{given}.*, got .*{other}")
     Ledger(tmp_path / "plain").spend(ONE)
     if name in ("budget", "data", "renyi_order"):
         with pytest.raises(PrivacyError, match=f"{name} must be that of the ledger .*None"):
             Ledger(tmp_path / "plain", **{name: given})
 
 
-def test_options_of_a_concurrent_ledger_are_compared(tmp_path: Path) -> None:
-    first, second = Ledger(tmp_path / "l", budget=3.0), Ledger(tmp_path / "l", budget=4.0)
-    first.spend(ONE)
-    for use in (second.epsilon, lambda: second.spend(ONE)):
-        refused(use, PrivacyError, "budget must be that of the ledger")
-    assert len(first.events) == 1
-
-
 def test_given_relation_is_the_only_one(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "l", relation=REPLACE_RECORD)
-    words = r"^class_means is private under 'add .* record', but the ledger is for 'replace one record'.*two ledgers$"
-    refused(lambda: ledger.spend(ONE), NotAccountable, words)
+    ledger, other = Ledger(tmp_path / "l", relation=REPLACE_RECORD), replace(ONE, relation=ADD_OR_REMOVE_CLIENT)
+    words = "^class_means is private under 'add or remove one {}', but the ledger is for '{} one record'.*two ledgers$"
+    refused(lambda: ledger.spend(ONE), NotAccountable, words.format("record", "replace"))
+    for call in (lambda: Ledger().spend(ONE, other), lambda: charged(tmp_path / "n").spend(other)):
+        refused(call, NotAccountable, words.format("client", "add or remove"))
     ledger.spend()
     assert not (tmp_path / "l").exists()
     refused(lambda: Ledger(relation="label change"), NotAccountable, "^relation must be one of")

@@ -44,7 +44,7 @@ from distillkit.privacy import (
 )
 from distillkit.privacy.accounting._ranges import check_clip
 from distillkit.privacy.condensation import condense_private as condensation
-from distillkit.privacy.validation._arguments import refuse_derived, refuse_large_delta
+from distillkit.privacy.validation._arguments import open_private_set, refuse_derived, refuse_large_delta
 from distillkit.privacy.validation._independence import require_independent_losses, require_mean_objective
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
@@ -81,8 +81,12 @@ def test_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_
         assert condense(toy_set.replace(class_names=("a", "b", "c"), info=info)).class_names == shown
     soft = toy_set.replace(labels=torch.eye(3, dtype=torch.float64).repeat(4, 1))
     refused(lambda: condense(soft), PrivacyError, "class indices.*labels.argmax")
-    words = "init must hold 1 images of each of 3 classes, and class indices"
-    refused(lambda: condense(toy_set, init=soft), ValueError, words)
+    for init, words in (
+        (soft, "init must hold 1 images .* 3 classes, and class indices"),
+        (toy_set[[0, 1, 3]], "init must hold 1"),
+        (toy_set.renormalize(Normalization((0.1,), (0.3,))), "different normalizations"),
+    ):
+        refused(lambda i=init: condense(toy_set, init=i), ValueError, words)
 
 
 REPEATED: dict[str, Callable[[LabeledImages], Any]] = {
@@ -140,6 +144,7 @@ def test_private_initial_images_are_refused(
     black = toy_set.replace(images=torch.cat([toy_set.images[:-1], torch.zeros_like(toy_set.images[:1])]))
     for real, shown in (
         (toy_set, toy_set[:3]),
+        (toy_set, toy_set[:3].replace(images=toy_set.images[:3].mT)),
         (black, black[-3:].replace(images=torch.cat([torch.eye(4).expand(2, 1, 4, 4), black.images[[-1]]]))),
     ):
         with pytest.raises(PrivateInitialization, match="an image of the private set"):
@@ -154,6 +159,8 @@ def test_strings_are_no_declaration_of_public_values(word: Any) -> None:
         "public": partial(Normalization.of, torch.rand(3, 1, 4, 4)), "disjoint": Ledger,
         "measured": partial(Normalization, (0.5,), (0.5,)),
         "classes_given": partial(LabeledImages, torch.rand(3, 1, 4, 4), [0, 1, 1]),
+        "public_statistics": partial(open_private_set, LabeledImages(torch.rand(1, 1, 4, 4), [0], num_classes=1), None,
+                                     delta=1e-5),
     }  # fmt: skip
     for name, call in calls.items():
         refused(lambda n=name, c=call: c(**{n: word}), TypeError, f"^{name} must be True or False")
@@ -170,6 +177,7 @@ def test_sets_that_lost_their_guarantee_are_no_public_inputs(
     refused(lambda: TrainedNetworks(toy_network, lost, Protocol(epochs=1)), PrivacyError, "data must be public")
     TrainedNetworks(toy_network, released, Protocol(epochs=1))
     assert condense(toy_set, init=released).info["epsilon"] is not None
+    assert condense(toy_set, init=released.to(dtype=torch.float32)).images.dtype == torch.float64
 
 
 def test_statistics_of_the_private_images_are_refused(
@@ -218,10 +226,8 @@ def test_delta_is_compared_with_the_noised_size_after_the_fact(
 ) -> None:
     noised = torch.tensor([4.0, 4.0, 0.0])
     monkeypatch.setattr(condensation, "private_histogram", lambda *_, **__: noised)
-    options = grouped(
-        networks=RandomNetworks(toy_network), num_networks=1, steps=1, first_num_networks=1, first_steps=1
-    )
-    options["epsilon"] = 1e6
+    passes = Passes(first_num_networks=1, first_steps=1)
+    options = {"networks": RandomNetworks(toy_network), "num_networks": 1, "steps": 1, "epsilon": 1e6, "passes": passes}
     with pytest.warns(UserWarning, match="not below one over the .noised. number of records"):
         condense_private(toy_set, delta=1 / 8, **options)
     with warnings.catch_warnings():
