@@ -195,6 +195,7 @@ def test_usual_programs_are_accepted(
     ("optimizer", "words"),
     [
         (torch.optim.LBFGS, "LBFGS evaluates the loss"), (lambda p: None, "got a NoneType"),
+        (lambda: None, "optimizer is called as"),
         (
             lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "lr": math.inf}]),
             r"lr must be finite and at most 1.8e\+308 for these parameters, got inf",

@@ -302,11 +302,14 @@ def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory)
         with pytest.raises(ValueError, match=f"size must {words}"):
             condense_private(toy_set, epsilon=1.0, networks=networks, size=size)
     steps: list[Callable[..., Any]] = [partial(image_sgd, networks=networks), partial(train_private, toy_network())]
-    for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}, {"clip": 0.0}):
-        for call in steps:
-            with pytest.raises(ValueError, match=f"^{next(iter(option))} must"):
-                call(images=toy_set, **{"size": 12, "sigma": 1.0} | option)
     ledger = Ledger()
+    for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}, {"clip": 0.0},
+                   {"delta": 0.0}, {"progress": "no"}):  # fmt: skip
+        for call in steps:
+            with pytest.raises((TypeError, ValueError), match=f"^{next(iter(option))} must"):
+                call(images=toy_set, **{"size": 12, "sigma": 1.0, "ledger": ledger} | option)
+    call = partial(condense_private, toy_set, epsilon=1.0, networks=networks, passes=2, ledger=ledger)
+    refused(call, TypeError, "^passes must be a Passes")
     call = partial(image_sgd, toy_set, size=12, sigma=1.0, ledger=ledger, callback=lambda step: None)
     refused(call, TypeError, "callback is called as")
     assert ledger.events == ()
