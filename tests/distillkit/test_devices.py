@@ -50,6 +50,7 @@ from distillkit.privacy import (
 )
 from distillkit.scores import scores
 from distillkit.sets import Tiles
+from distillkit.sets._class_index import with_class_labels
 from distillkit.sets._devices import DrawOnDevice, _moved, on_device
 from distillkit.training import Protocol, accuracy, train
 from tests.fl.emulated_device import DEVICE, on_second_device, second_device
@@ -240,8 +241,9 @@ def test_results_return_to_the_first_argument_and_a_trained_network_to_its_own_d
         found = seen(far, trained=network, device="cpu")
         assert type(found) is tuple
         assert places(found[0]) == {False}  # a call that trains returns what the function returns
+        assert places(with_class_labels(far.replace(labels=torch.eye(3).to(DEVICE)))) == {True}
 
-        for first, second in ((far, data(3)), (data(3), far)):
+        for first, second in ((far, data(3)), (data(3), far), (net().to(DEVICE), data(3))):
             found = on_device()(lambda one, other, device=None: other)(first, second, device="cpu")
             assert places(found) == places(first)
         found = on_device()(lambda images, device=None: (images, {"a": (images,)}))(far, device="cpu")
@@ -612,6 +614,7 @@ def test_second_sets_have_no_labels_of_their_own_and_options_go_to_the_first(for
             (5, HALF, {True}), (2, Normalization((0.0,), (1.0,)), {True}),
         ]  # fmt: skip
         assert got[0].labels.tolist() == [0, 1, 2, 0, 1, 2]
+        call(data(3), pool=None, device=DEVICE)
         words = "labels must be given, because pool is a Tensor"
         refused(lambda: call(data(3), [0, 1, 2], pool=data(3).images, device=DEVICE), TypeError, words)
 
