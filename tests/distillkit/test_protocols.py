@@ -61,8 +61,7 @@ def test_schedules_follow_their_formulas() -> None:
     assert rates("cosine") == pytest.approx([1 + math.cos(math.pi * e / 12) for e in range(12)])
     assert rates("half-cosine") == pytest.approx([1 + math.cos(math.pi * e / 24) for e in range(12)])
     assert Protocol(lr=2.0, schedule="half-cosine").lr_at(1000) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="schedule"):
-        Protocol(schedule="linear")  # type: ignore[arg-type]
+    refused(lambda: Protocol(schedule="linear"), ValueError, "schedule")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -120,5 +119,4 @@ def test_evaluation_names_and_records_its_protocol() -> None:
 def test_unknown_protocols_are_named(name: Any, near: str | None) -> None:
     hint = "." if near is None else f"; did you mean '{near}'?"
     words = f"PROTOCOLS has no {name!r}{hint} Its names are {', '.join(PROTOCOLS)}"
-    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        PROTOCOLS[name]
+    refused(lambda: PROTOCOLS[name], ValueError, f"^{re.escape(words)}$")

@@ -291,8 +291,7 @@ def test_numbers_of_loops_have_bounds() -> None:
 
 def test_networks_of_another_dtype_and_divergence_are_refused() -> None:
     real = data([3, 3])
-    with pytest.raises(ValueError, match="iterations must be"):
-        gradient_matching(real, networks=RandomNetworks(convnet()), ipc=1, iterations=-1)
+    refused(lambda: run("DC", iterations=-1), ValueError, "iterations must be")
     split = r"^over_classes cannot split this call, because networks train on .* pass inner with loops=\(1, 0\)$"
     loops = {(1, 0): None, (1, 1): None, (2, 0): None, (2, 1): split}
     cut = lambda images, generator, siamese: images.detach()  # noqa: E731

@@ -17,6 +17,7 @@ from distillkit.labels._teacher import describe_teacher
 from distillkit.networks import build
 from distillkit.rng import as_generator, derive
 from tests.distillkit.labels.toys import convnet, stripes, trained_teacher
+from tests.refused import refused
 
 
 class Dark(nn.Module):
@@ -106,11 +107,12 @@ def test_sets_equal_those_of_a_slow_search(
 
 def test_an_observer_at_the_level_of_chance_is_refused() -> None:
     data, reordered = stripes(90), trained_teacher()
+    of_two = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2))  # noqa: E731
     reordered.register_forward_hook(lambda network, inputs, logits: logits.roll(1, 1))
     with pytest.raises(ValueError, match=r"observer is right on .* of the pool.* Its classes have another order"):
         stitch(data, observer=reordered, ipc=1)
-    with pytest.raises(ValueError, match=r"observer is right on .* not clearly better than chance"):
-        stitch(data, observer=build(convnet, 1), ipc=1)
+    for network, words in ((convnet, "is right on .* not clearly better"), (of_two, "must return 3 logits")):
+        refused(lambda n=network: stitch(data, observer=build(n, 1), ipc=1), ValueError, f"^observer {words}")
     for wrong, came in ((convnet, "function"), (nn.Flatten, "the class Flatten")):
         with pytest.raises(TypeError, match=rf"^observer must be a trained network \(nn.Module\), got {came}$"):
             stitch(data, observer=wrong, ipc=1)  # type: ignore[arg-type]

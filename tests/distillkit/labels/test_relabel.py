@@ -217,6 +217,9 @@ def test_stored_labels_refuse_other_images_and_options() -> None:
         with pytest.raises(ValueError, match=f"of 60 images of {name}"):
             stored_soft_labels(wrong if pool is None else data, online, pool=pool)
     refused(lambda: stored_soft_labels(data, online, pool=3), TypeError, "^pool must be")  # type: ignore[arg-type]
+    refused(
+        lambda: stored_soft_labels(data[:0], online, pool=data), ValueError, "^small must .* image, got an empty set$"
+    )
     other = data.replace(normalization=Normalization([0.5], [0.5]))
     with pytest.raises(ValueError, match=r"small and pool have different normalizations: pixels .* and mean \(0\.5\)"):
         stored_soft_labels(data, protocol(Relabel(trained_teacher())), pool=other)

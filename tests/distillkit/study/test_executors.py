@@ -160,7 +160,7 @@ def test_run_that_was_claimed_before_its_worker_began_is_tried_again(tmp_path: P
     assert (len(study.records()), jobs.count) == (2, 4)
 
 
-def test_run_that_is_lost_twice_is_named_and_all_others_finish(tmp_path: Path) -> None:
+def test_run_that_is_lost_twice_is_named_and_all_others_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1, 2))
     with pytest.raises(WorkerKilled, match=r"workers of made-a-1 were killed.*RuntimeError: the node is gone") as lost:
         study.run(executor=Jobs(1, 3), **QUIET)
@@ -175,6 +175,8 @@ def test_run_that_is_lost_twice_is_named_and_all_others_finish(tmp_path: Path) -
 
     other = Study(tmp_path / "other", task(), {"A": steps(tmp_path)}, seeds=(0, 1))
     refused(lambda: other.run(executor=Broken(), **QUIET), WorkerKilled, "made-a-0, made-a-1 were .*it ended")
+    monkeypatch.setattr("distillkit.study._execution.PreparedRun.serialize", lambda *_: 1 / 0)
+    refused(lambda: other.run(executor=Broken(), **QUIET), ZeroDivisionError, "division")
 
 
 def test_error_of_a_run_is_raised_with_its_traceback_and_not_repeated(tmp_path: Path) -> None:
