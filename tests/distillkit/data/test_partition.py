@@ -340,8 +340,7 @@ def test_a_partition_by_users_gives_users_all_their_other_images() -> None:
     users, other = torch.tensor([7, 7, 7, 2, 9, 9]), torch.tensor([9, 2, 2, 7, 2, 4])
     made = partition.apply(users, [*partition.by_domain(users), torch.tensor([], dtype=torch.long)], other)
     assert [part.tolist() for part in made] == [[1, 2, 4], [3], [0], []]
-    nothing = partition.apply(users, [[], users[:0]], other)  # type: ignore[list-item]
-    assert [(part.dtype, len(part)) for part in nothing] == [(torch.int64, 0)] * 2
+    assert partition.apply(users, [users[:0]], other)[0].dtype == torch.int64
     begun, many = time.process_time(), torch.arange(20_000) % 5000
     assert sum(map(len, partition.apply(many, partition.by_domain(many), many))) == 20_000
     assert time.process_time() - begun < 10

@@ -156,7 +156,7 @@ def test_a_cache_is_written_once_and_reused_without_writing(
 def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
     name = os.fsdecode(b"pets [1] \xff")  # no UTF-8
     path, cache = made(tmp_path / name), tmp_path / "cache"
-    first = path / "cat" / "0.png"
+    first, outside = path / "cat" / "0.png", made(tmp_path / "outside", shift=500) / "cat" / "0.png"
     changes: list[Callable[[], object]] = [
         lambda: (shutil.copy(path / "dog" / "0.png", first), os.utime(first, ns=(1, 1))),
         lambda: os.utime(first, ns=(1, 2)),
@@ -164,6 +164,8 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
         lambda: first.rename(path / "cat" / os.fsdecode(b"\xff.png")),
         lambda: (path / "dog").rename(path / "eel"),
         (path / "cat" / "1.png").unlink,
+        lambda: ((path / "cat" / "2.png").unlink(), (path / "cat" / "2.png").symlink_to(outside)),
+        lambda: os.utime(outside, ns=(1, 3)),
     ]
     for change in changes:
         old = open_folder(path, cache=cache).train
