@@ -306,7 +306,7 @@ class MaskedNetworks:
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "random": lambda: RandomNetworks(net),
-    "kept": lambda: RandomNetworks(KeepInit(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3)))),
+    "kept": lambda: RandomNetworks(KeepInit(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Linear(3, 3)))),
     "fixed": lambda: FixedNetwork(build(net, 0)),
     "ball": lambda: NetworkBall(build(net, 0), 2.0),
     "own": MaskedNetworks,

@@ -111,9 +111,7 @@ def test_the_same_names_in_another_order_are_refused() -> None:
     [
         (("1", "10", "2"), True),
         (("class 2", "class 10", "class 0"), True),
-        (("0", "1", "2"), False),
         (("5", "7", "10"), False),
-        (("01", "02", "10"), False),
         (("a1", "b0", "c2"), False),
         (("2a", "10b", "3c"), False),
         (("3", "two", "1"), False),
@@ -141,12 +139,9 @@ def test_numbers_in_another_order_are_refused_beside_a_set_without_names(names: 
     assert LabeledImages.concatenate([folder, plain]).class_names == names  # as for sets in messages
 
 
-def test_files_without_names_stay_as_they_were() -> None:
-    assert "class_names" not in DATA.replace(class_names=()).parts()[1]
-
-
 def test_names_change_neither_fingerprints_nor_messages() -> None:
     plain = DATA.replace(class_names=())
+    assert "class_names" not in plain.parts()[1]
     assert set_fingerprint(DATA) == set_fingerprint(plain)
     (_, sent), (_, wanted) = (to_parts(Message({Entries.images: one})) for one in (DATA, plain))
     assert sent == wanted

@@ -192,7 +192,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no table digest": (lambda f: edit(f / "set.json", '"labels.csv"', '"labels"'), r"labels\.csv is .* KeyError"),
     "deep JSON": (lambda f: (f / "set.json").write_text("[" * 10**5, encoding="utf-8"), r"set\.json is damaged"),
     "a list": (lambda f: (f / "set.json").write_text("[1]", encoding="utf-8"), r"set\.json is damaged"),
-    "no set.json": (lambda f: (f / "set.json").unlink(), r"has no set\.json.*distillkit\.data\.load_folder"),
+    "set.json folder": (lambda f: (f / "set.json").rename(f / "a") and (f / "set.json").mkdir(), r"no set\.json, so"),
 }  # fmt: skip
 
 
