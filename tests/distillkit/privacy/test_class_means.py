@@ -217,6 +217,7 @@ def test_class_sums_equal_a_plain_loop(
             torch.testing.assert_close(sums[k, c], vectors[toy_set.labels == c].sum(0))
     for labels, words in ((toy_set.labels, "must be below num_classes=2, got 2"), (toy_set.labels[1:], "got 11")):
         refused(lambda y=labels: class_sums(toy_set.images, y, embedders, num_classes=2), ValueError, words)
+    refused(lambda: class_sums(*toy_set, embedders, num_classes=0), ValueError, "^num_classes must be at least 1")
 
 
 @pytest.mark.parametrize("own", [True, False])

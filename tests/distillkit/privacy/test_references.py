@@ -73,7 +73,7 @@ SHORT = Protocol(epochs=2, batch=6, lr=0.1)
 CASES: dict[str, dict[str, Any]] = {
     "three passes": {"passes": Passes(3, 0.2, 0.3, 2, 3), "num_networks": 3, "ipc": 2, "lr": 2.0, "momentum": 0.3},
     "public sizes and tiles": {
-        "passes": Passes(2, first_share=0.0), "size": torch.tensor([5.0, 2.0, 1.0, 3.0]), "clip": 0.7, "ipc": 1,
+        "passes": Passes(2, first_share=0.0), "size": torch.tensor([5.0, 2.0, 1.0, 3.0]), "clip": 0.7, "ipc": 2,
         "parametrize": Tiles(2), "match": "embedding+logits", "num_networks": 2, "lr": 3.0, "momentum": 0.0,
     },
     "trained": {"passes": Passes(3, 0.1, 0.2, 1, 2, SHORT), "size": 9, "num_networks": 2, "ipc": 1, "lr": 2.0,

@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "beside": (lambda s, x: BESIDE.add_(x.sum()), CHANGES.format("a tensor outside it")),
     "layer": (lambda s, x: HELD[0].kept.add_(x.sum()), CHANGES.format("0.kept")),
     "list": (lambda s, x: torch._foreach_add_([torch.zeros(2), s[1]], [x[0], x[1]]), CHANGES.format("b")),
-    "half": (lambda s, x: x.half().float(), HALF.format("float16")),
+    "half": (lambda s, x: eval("x.half().float()", {"x": x}), HALF.format("float16")),  # the line is not in the string
     "quarter": (lambda s, x: x.to(torch.float8_e4m3fn).float(), HALF.format("float8_e4m3fn")),
     "half beside": (lambda s, x: torch._foreach_mul([x, s[3]], 2.0)[0], HALF.format("float16")),
     "number": (lambda s, x: x * x.sum().item(), READS.format("aten._local_scalar_dense.default")),
