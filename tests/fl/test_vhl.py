@@ -50,7 +50,7 @@ def run_method(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | N
         (VHL(VIRTUAL, 3, batch=8, layer="body"), (1.0, 1.0, 0.1)),
         (VHL(VIRTUAL, 3, batch=8, layer="norm", calibration=0.0, contrast=0.6), (1.0, 0.0, 0.6)),
         (VHL(VIRTUAL, 3, batch=8), (1.0, 1.0, 0.1)),
-        (VHL(VIRTUAL, 3, batch=8, cross_entropy=0.7, calibration=2.0, contrast=0.0), (0.7, 2.0, 0.0)),
+        (VHL(VIRTUAL, 3, batch=8, layer="norm", cross_entropy=0.7, calibration=2.0, contrast=0.0), (0.7, 2.0, 0.0)),
         (NaiveVHL(VIRTUAL, 3, batch=8), (1.0, 0.0, 0.0)),
     ],
 )
