@@ -159,6 +159,7 @@ def test_integer_index_returns_the_pair(index: Any) -> None:
             lambda odd=odd: data[torch.tensor(odd)], TypeError, rf"index must be .*, got torch.{words} of shape {shape}"
         )
     refused(lambda: data[None], TypeError, "index must be an int, a slice, a mask or a list of ints, got None")  # type: ignore[index]
+    refused(lambda: data[torch.empty(2, device="meta").long()], ValueError, "index must have values")
     for mask in (torch.ones(5) > 0, torch.ones(7) > 0, torch.tensor(True)):
         words = f"a mask of 6 values, one per image, got shape {re.escape(str([*mask.shape]))}"
         refused(lambda m=mask: data[m], IndexError, words)
