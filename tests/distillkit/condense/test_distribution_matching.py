@@ -453,8 +453,6 @@ def test_groups_run_in_other_threads_only_if_that_helps(
     ({"momentum": 1.0}, "momentum must be less than 1"),
     ({"momentum": -0.1}, "momentum must be at least 0"),
     ({"lr": 0.0}, "lr must be greater than 0"),
-    ({"classes": [7]}, r"classes must be distinct and in \[0, 4\)"),
-    ({"classes": []}, "at least one"),
     ({"batch_real": 0}, "batch_real must be at least 1"),
     ({"augment": CropFlip(IDENTITY)}, "^augment pads with black for"),
     ({"networks": lambda: RandomNetworks(convnet)}, "networks must have the dtype and device of the images"),
