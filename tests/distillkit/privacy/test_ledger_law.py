@@ -245,8 +245,7 @@ def test_lines_for_a_run_are_cut_and_name_its_client(tmp_path: Path) -> None:
     facts = [f"{k}{long}" for k in range(len(PUBLIC_INPUTS) + 3)]
     given = [
         {"event": event["event"] | {"sampling": ""}, "more": 1}, {"void": long, "remark": "x"},
-        {"remark": long, "client": "z"},
-        {"assumed": facts, "by": long, "client": "z"},
+        {"remark": long, "client": "z"}, {"assumed": facts, "by": long, "client": "z"},
     ]  # fmt: skip
     ledger = Ledger(tmp_path / "l")
     mirror_lines(ledger, "n", 7, list(enumerate(given, start=4)))

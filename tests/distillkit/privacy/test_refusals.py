@@ -81,11 +81,8 @@ def test_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_
         assert condense(toy_set.replace(class_names=("a", "b", "c"), info=info)).class_names == shown
     soft = toy_set.replace(labels=torch.eye(3, dtype=torch.float64).repeat(4, 1))
     refused(lambda: condense(soft), PrivacyError, "class indices.*labels.argmax")
-    for init, words in (
-        (soft[:3], "init must hold 1 images .* 3 classes, and class indices"),
-        (toy_set[[0, 1, 3]], "init must hold 1"),
-        (toy_set.renormalize(Normalization((0.1,), (0.3,))), "different normalizations"),
-    ):
+    held, other = "init must hold 1 images .* class indices", toy_set.renormalize(Normalization((0.1,), (0.3,)))
+    for init, words in ((soft[:3], held), (toy_set[[0, 1, 3]], held), (other, "different normalizations")):
         refused(lambda i=init: condense(toy_set, init=i), ValueError, words)
 
 
@@ -129,9 +126,8 @@ def test_refused_calls_are_not_charged(
     condense: Callable[..., LabeledImages], toy_set: LabeledImages, name: str
 ) -> None:
     value, error, words = WRONG[name]
-    option = name.split()[0]
-    ledger = value if option == "ledger" else Ledger(delta=1e-5)
-    refused(lambda: condense(toy_set, **{"ledger": ledger, option: value}), error, words)
+    ledger = value if "ledger" in name else Ledger(delta=1e-5)
+    refused(lambda: condense(toy_set, **{"ledger": ledger, name.split()[0]: value}), error, words)
     assert ledger.events == ()
 
 
@@ -159,8 +155,7 @@ def test_strings_are_no_declaration_of_public_values(word: Any) -> None:
         "public": partial(Normalization.of, torch.rand(3, 1, 4, 4)), "disjoint": Ledger,
         "measured": partial(Normalization, (0.5,), (0.5,)),
         "classes_given": partial(LabeledImages, torch.rand(3, 1, 4, 4), [0, 1, 1]),
-        "public_statistics": partial(open_private_set, LabeledImages(torch.rand(1, 1, 4, 4), [0], num_classes=1), None,
-                                     delta=1e-5),
+        "public_statistics": partial(open_private_set, torch.rand(3, 1, 4, 4), torch.arange(3), num_classes=3, delta=1),
     }  # fmt: skip
     for name, call in calls.items():
         refused(lambda n=name, c=call: c(**{n: word}), TypeError, f"^{name} must be True or False")
