@@ -75,7 +75,7 @@ def frozen() -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "linear": lambda: flat(nn.ReLU(inplace=True)),
+    "linear": lambda: flat(nn.Sequential(nn.ReLU(inplace=True))),
     "convolutions": convolutions,
     "rows": in_rows,
     "own": lambda: flat(scaled(torch.linspace(1, 3, 6))),
