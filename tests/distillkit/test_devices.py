@@ -371,7 +371,8 @@ def test_stored_images_are_read_to_the_device(tmp_path: Path) -> None:
     with second_device():
         wanted, found = distribution_matching(stored, **how), distribution_matching(stored, **how, device=DEVICE)
         assert found.images.equal(wanted.images)
-        assert places(found) == places(stored.read()) == {False}
+        read = on_device()(lambda real, network, device=None: real.read())(stored, net().to(DEVICE), device=DEVICE)
+        assert places(found) == places(read) == places(stored.read()) == {False}
         there = stored._on(DEVICE)[torch.arange(4)]
         assert places(there.read()) == places(there.read([0])) == places(there[0][0]) == {True}
         assert on_second_device(there.read().labels)

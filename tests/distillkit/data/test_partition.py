@@ -295,15 +295,14 @@ def test_cap_size_keeps_expected_numbers(keep: Any, counts: list[list[int]], siz
 
 
 def test_cap_size_draws_the_kept_images() -> None:
-    labels = torch.zeros(40, dtype=torch.long)
-    one, other = (partition.cap_size(labels, [torch.arange(40)], 20, generator=seed)[0] for seed in (0, 1))
-    assert not torch.equal(one, other)
-    assert not torch.equal(one, torch.arange(20))
+    labels, halves = torch.zeros(80, dtype=torch.long), torch.arange(80).split(40)
+    (one, twin), (other, _) = (partition.cap_size(labels, halves, 20, generator=seed) for seed in (0, 1))
+    assert not any(torch.equal(one, drawn) for drawn in (twin - 40, other, torch.arange(20)))
     assert [len(partition.cap_size(labels, [torch.arange(n)], 20)[0]) for n in (19, 20, 21)] == [19, 20, 20]
     refused(lambda: partition.cap_size(labels, [torch.arange(40)], 0), ValueError, "size must be at least 1")
     refused(lambda: partition.cap_size(labels, [torch.arange(40)], 5, keep="all"), ValueError, "keep")
-    with pytest.raises(ValueError, match=r"partition must hold indices in \[0, 40\), got 40 to 40 for client 1"):
-        partition.cap_size(labels, [torch.arange(40), torch.tensor([40])], 5)
+    with pytest.raises(ValueError, match=r"partition must hold indices in \[0, 80\), got 80 to 80 for client 1"):
+        partition.cap_size(labels, [torch.arange(40), torch.tensor([80])], 5)
     refused(lambda: partition.cap_size(labels, [], 5), ValueError, "at least one client")
 
 
