@@ -195,21 +195,22 @@ def test_refusals(runs: Path, tmp_path: Path) -> None:
 
 
 def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
-    def broken(name: str, where: str, data: bytes | None) -> Path:
+    def broken(name: str, where: str, data: bytes) -> Path:
         run = copied(runs / "real", tmp_path / name)
-        (run / where).write_bytes(data) if data is not None else (run / where).unlink()
+        (run / where).write_bytes(data)
         return run
 
     message = "transcript/1/0-up.safetensors"
     with pytest.raises(DamagedTranscript, match="0-up.safetensors is damaged"):
         report(broken("cut", message, (runs / "real" / message).read_bytes()[:-1]))
-    lost = broken("lost", message, None)
-    for down in (5, 0):  # it may have got nothing
+    lost = copied(runs / "real", tmp_path / "lost")
+    for client, down, named in ((0, 5, "0"), (1, 0, "0, 1")):  # then client 0 got nothing, and no reply is left
+        (lost / f"transcript/1/{client}-up.safetensors").unlink()
         lines = [json.loads(line) for line in (lost / "history.jsonl").read_text(encoding="utf-8").splitlines()]
         lines[0]["bytes_by_client"] |= {"0": [lines[0]["bytes_by_client"]["0"][0], down], "7": [0, 5]}
         lines[1]["bytes_by_client"] = None
         (lost / "history.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-        refused(lambda: report(lost), DamagedRun, r"transcript/1 lacks the messages of clients \[0\], ")
+        refused(lambda: report(lost), DamagedRun, rf"transcript/1 lacks the messages of clients \[{named}\], ")
     shutil.rmtree(lost / "transcript" / "1")  # a part of the rounds may be kept
     shutil.copy(lost / "checkpoint" / "model.safetensors", lost / "checkpoint" / "model-x.safetensors")
     assert {message.round for message in open_run(lost).messages()} == {2}

@@ -160,6 +160,7 @@ def test_record_counts_determine_the_labels() -> None:
     assert message.read_labels(3, means).tolist() == [0, 0, 3]
     x = torch.tensor([[1.0, 1], [1, 3], [0.5, 0]]).view(3, 1, 1, 2)
     assert torch.equal(message.replay(x, torch.tensor([0, 0, 3]))[0], message.observed[0])
+    assert message.replay(x, torch.tensor([2, 3, 3]))[0].tolist() == [[0, 0], [0.75, 1.5]]  # rows of classes 0 and 3
 
 
 @pytest.mark.parametrize(("method", "group"), [("geiping", 0.0), ("geiping", 0.25), ("dlg", 0.0)])
