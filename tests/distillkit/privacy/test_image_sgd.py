@@ -23,6 +23,7 @@ from distillkit.privacy import (
 )
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from tests.distillkit.privacy.faulty_network import Layer
 from tests.distillkit.privacy.options import grouped
 from tests.refused import refused
 
@@ -64,17 +65,9 @@ def test_example_gradients_equal_those_of_each_examples_loss(batched: bool, seed
     torch.testing.assert_close((torch.cat(parts) * weights).sum(0), torch.autograd.grad(eq8, leaf)[0])
 
 
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double()
-        self.head = nn.Linear(5, 3).double()
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.layers(x) if x.mean() > 0 else -self.layers(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+def branching() -> nn.Module:
+    signed = Layer(lambda m, x: x if x.mean() > 0 else -x)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), signed, nn.Linear(5, 3)).double()
 
 
 @separable
@@ -95,7 +88,7 @@ def test_code_that_cannot_be_captured_is_refused_before_the_charge_and_whatever_
 ) -> None:
     ledger = Ledger(delta=1e-5)
     losses = {"loss": branching_loss, "draws": drawing_loss}
-    options = {"loss": losses[case]} if case in losses else {"networks": RandomNetworks(Branching)}
+    options = {"loss": losses[case]} if case in losses else {"networks": RandomNetworks(branching)}
     with pytest.raises(NotCapturable, match="the loss draws random numbers" if case == "draws" else None):
         private(toy_set, toy_network, rate=rate, ledger=ledger, **options)
     assert not ledger.events

@@ -277,8 +277,9 @@ def test_client_number_and_name_denote_the_same_client_and_known_facts_are_not_w
     for ask in (ledger.epsilon, lambda c: Account(ledger, client=c).guarantee()):
         refused(lambda ask=ask: ask("x"), PrivacyError, words)
     alone = Ledger()
-    alone.register(1)
     alone.spend(Event("class_means", 2.0))
+    assert alone.guarantee("x") == alone.guarantee()  # everyone was charged
+    alone.register(1)
     refused(lambda: alone.epsilon(1), PrivacyError, r"client '1' .* clients are \[\] and 0 to 0\. ")
     for clients in (1, 2):
         alone.register(clients)
