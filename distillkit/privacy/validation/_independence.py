@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit._utils.batches import uses_batch_statistics
@@ -23,6 +25,9 @@ _LAYERS = (
     *(nn.LeakyReLU, nn.Sigmoid, nn.SiLU, nn.Tanh, nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d),
 )
 """Layers of PyTorch that treat every image separately, so their code may run on private images."""
+
+_ORIGINS = {"torch", "distillkit", "typing_extensions", *sys.stdlib_module_names}
+"""Packages from which the functions of PyTorch and of this package come."""
 
 
 def refuse_batch_norm(network: object) -> None:
@@ -82,16 +87,17 @@ def require_independent_losses(loss: Callable[[Tensor, Tensor], Tensor], logits:
 
 
 def is_own_augmentation(augment: object) -> bool:
-    """Return whether an augmentation is None, a `DSA` or a `CropFlip`. Instances of subclasses do not count."""
-    return augment is None or type(augment) in (DSA, CropFlip)
+    """Return whether an augmentation is None, or an unchanged `DSA` or `CropFlip`. Subclasses do not count."""
+    return augment is None or (type(augment) in (DSA, CropFlip) and _is_original(type(augment), torch, F, Tensor))
 
 
 def is_own_network(network: object) -> bool:
     """Return whether a network consists only of unchanged layers of this package and of PyTorch.
 
-    The result is False for a network with a hook, a replaced method or layer, batch statistics or tensor subclasses.
+    The result is False for a network with a hook, a replaced method or layer, batch statistics or tensor subclasses,
+    and if other code replaced a function of PyTorch.
     """
-    if not isinstance(network, nn.Module) or any(_global_hooks()):
+    if not isinstance(network, nn.Module) or any(_global_hooks()) or not _is_original(torch, F, Tensor):
         return False
     tensors = [*network.parameters(), *network.buffers()]
     return all(_is_plain(m) for m in network.modules()) and all(type(t) in (Tensor, nn.Parameter) for t in tensors)
@@ -102,6 +108,12 @@ def _global_hooks() -> list[Any]:
     return [getattr(module, name) for name in dir(module) if name.startswith("_global_") and name.endswith("_hooks")]
 
 
+def _is_original(*places: Any) -> bool:
+    """Return whether no function of these classes and modules was replaced by one of other packages."""
+    functions = (f for place in places for f in vars(place).values() if isinstance(f, FunctionType))
+    return all(f.__globals__["__name__"].partition(".")[0] in _ORIGINS for f in functions)
+
+
 def _is_plain(module: nn.Module) -> bool:
     kind = type(module)
     named = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None)
@@ -110,4 +122,4 @@ def _is_plain(module: nn.Module) -> bool:
     hooked = any(value for name, value in vars(module).items() if name.endswith("_hooks"))
     mixing = isinstance(module, nn.BatchNorm2d) and (module.training or module.running_mean is None)
     mixing |= isinstance(module, nn.Flatten) and module.start_dim != 1
-    return known and not changed and not hooked and not mixing
+    return known and not changed and not hooked and not mixing and _is_original(*kind.__mro__)

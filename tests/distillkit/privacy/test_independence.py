@@ -208,6 +208,21 @@ def test_embedders_follow_a_variable_outside_the_network(toy_set: LabeledImages)
         torch.testing.assert_close(found, [factor * toy_set.images.flatten(1)] * 2)
 
 
+@pytest.mark.parametrize(("place", "name"), [
+    (F, "conv2d"), (torch, "zeros"), (Tensor, "flatten"), (nn.Conv2d, "forward"), (nn.Module, "__getattr__"),
+    (ConvNet, "features"), (DSA, "__call__"),
+])  # fmt: skip
+def test_replaced_functions_of_pytorch_or_this_package_are_noticed(
+    place: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, original = ConvNet((1, 8, 8), 3, width=2, depth=1), getattr(place, name)
+    assert (is_own_network(network), is_own_augmentation(DSA())) == (True, True)
+    monkeypatch.setattr(place, name, lambda *values, **options: original(*values, **options), raising=False)
+    assert (is_own_network(network), is_own_augmentation(DSA())) == (
+        place is DSA, place in (nn.Conv2d, nn.Module, ConvNet),
+    )  # fmt: skip
+
+
 def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
     network = ConvNet((1, 8, 8), 3, width=2, depth=1).eval()
     assert is_own_network(network)
