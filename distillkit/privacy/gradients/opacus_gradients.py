@@ -36,11 +36,12 @@ GRADIENTS = ("captured", "opacus", "opacus-ghost")
 
 _REMARK = (
     "gradients={!r} ran the network and its loss on batches: epsilon assumes that no layer and no line of their code "
-    "mixes records or keeps values of a record"
+    "mixes records, keeps values of a record or depends on how often it runs"
 )
 _GHOST_REMARK = (
-    ", and does not cover rounding in norms and sums, which have the precision of the parameters, or that of TF32 in "
-    "convolutions on a GPU, unless torch.backends.cudnn.allow_tf32 is False"
+    ", and that only its own layer uses a trained parameter, because norms are those of layers. It does not cover "
+    "rounding in norms and sums, which have the precision of the parameters, or that of TF32 in convolutions on a GPU, "
+    "unless torch.backends.cudnn.allow_tf32 is False"
 )
 
 BatchLosses = Callable[..., Tensor]
@@ -104,6 +105,8 @@ class OpacusGradients:
         self._device = self._own[0].device
         require_plain([*self._own, *like], f"the network {self._name}")
         _refuse_unsupported(self._twin, self._name)
+        if ghost:
+            _refuse_changed_layers(self._twin, self._name)
         wrapper = GradSampleModuleFastGradientClipping if ghost else GradSampleModule
         try:
             self._hooks = wrapper(self._twin, loss_reduction="sum")
@@ -418,6 +421,18 @@ def _shared_copy(network: nn.Module, trained: Mapping[str, nn.Parameter], name: 
         if vars(module).get("inplace"):  # hooks do not work on outputs that are changed in place
             vars(module)["inplace"] = False
     return twin
+
+
+def _refuse_changed_layers(network: nn.Module, name: str) -> None:
+    """Refuse hooks and replaced forward passes of trained layers: ghost clipping leaves them out of its norms."""
+    for path, module in network.named_modules():
+        trained = any(p.requires_grad for p in module.parameters(recurse=False))
+        hooks = [k for k, v in vars(module).items() if k.startswith(("_forward", "_backward")) and v]
+        if trained and (hooks or "forward" in vars(module)):
+            raise NotCapturable(
+                f"{path or name} ({type(module).__name__}) has a hook or a replaced forward, which ghost clipping "
+                "leaves out of its norms. Use gradients='opacus' or 'captured', or a layer of your own class"
+            )
 
 
 def _refuse_unsupported(network: nn.Module, name: str) -> None:

@@ -218,9 +218,8 @@ def test_replaced_functions_of_pytorch_or_this_package_are_noticed(
     network, original = ConvNet((1, 8, 8), 3, width=2, depth=1), getattr(place, name)
     assert (is_own_network(network), is_own_augmentation(DSA())) == (True, True)
     monkeypatch.setattr(place, name, lambda *values, **options: original(*values, **options), raising=False)
-    assert (is_own_network(network), is_own_augmentation(DSA())) == (
-        place is DSA, place in (nn.Conv2d, nn.Module, ConvNet),
-    )  # fmt: skip
+    found = is_own_network(network), is_own_augmentation(DSA())
+    assert found == (place is DSA, place in (nn.Conv2d, nn.Module, ConvNet))
 
 
 def test_networks_of_this_package_are_recognised_by_exact_type() -> None:

@@ -230,7 +230,7 @@ def test_training_equals_captured_training_and_says_what_it_assumes(kind: str, t
     assert ledger.guarantee().nominal == plain.guarantee().nominal
     (remark,) = set(ledger.guarantee().remarks) - set(plain.guarantee().remarks)
     assert remark.startswith(f"gradients='{kind}' ran the network and its loss on batches")
-    assert ("rounding" in remark) == (kind == "opacus-ghost")
+    assert ("rounding" in remark) == ("only its own layer uses" in remark) == (kind == "opacus-ghost")
 
 
 DROPPING: dict[str, Callable[[], list[nn.Module]]] = {
@@ -386,6 +386,20 @@ def test_networks_that_opacus_cannot_train_are_refused_before_the_charge(kind: s
     assert ledger.events == ()
     assert ledger.guarantee().remarks == ()
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items() if key != "2.latest")
+
+
+@pytest.mark.parametrize("change", ["forward", "register_forward_hook", "register_full_backward_hook"])
+def test_ghost_clipping_refuses_changed_layers(change: str) -> None:
+    """Their norm would be that of the unchanged layer."""
+    network, like = flat(nn.Sequential(nn.Linear(6, 6))), (torch.zeros(4, 1, 5, 4), torch.tensor([0, 1, 2, 0]))
+    layer: Any = network[2][0]  # type: ignore[index]
+    if change == "forward":
+        vars(layer)["forward"] = layer.forward
+    else:
+        getattr(layer, change)(lambda *_: None)
+    words = r"^2\.0 \(Linear\) has a hook or"
+    refused(lambda: clipped_gradients("opacus-ghost", network, losses, like), NotCapturable, words)
+    assert clipped_gradients("opacus", network, losses, like)
 
 
 def rooted(below: float, *, mixes: bool = False, outputs: int = 3) -> nn.Module:
