@@ -39,9 +39,10 @@ _REMARK = (
     "mixes records, keeps values of a record or depends on how often it runs"
 )
 _GHOST_REMARK = (
-    ", and that only its own layer uses a trained parameter, because norms are those of layers. It does not cover "
-    "rounding in norms and sums, which have the precision of the parameters, or that of TF32 in convolutions on a GPU, "
-    "unless torch.backends.cudnn.allow_tf32 is False"
+    ", and, because norms are those of layers, that only its own layer uses a trained parameter and that no hook, mode "
+    "or replaced function changes what a layer or its backward pass computes. It does not cover rounding in norms and "
+    "sums, which have the precision of the parameters (tiny norms may vanish), or that of TF32 in convolutions on a "
+    "GPU, unless torch.backends.cudnn.allow_tf32 is False"
 )
 
 BatchLosses = Callable[..., Tensor]
