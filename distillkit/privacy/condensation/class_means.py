@@ -20,6 +20,7 @@ from distillkit.privacy.accounting._ranges import check_clip, power_of_two
 from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.ledger import Account, Ledger
+from distillkit.privacy.validation._arguments import refuse_half_precision
 from distillkit.privacy.validation._private_records import apart_from_records, declare_records
 from distillkit.sets import Tiles
 
@@ -102,6 +103,7 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
     """
     if check.float_tensor(sums, "sums").ndim != 3:
         raise ValueError(f"sums must have shape [embedders, classes, F], got {list(sums.shape)}")
+    refuse_half_precision(sums, "sums")  # rounded sums change by more than the sensitivity
     if not bool(sums.isfinite().all()):
         raise ValueError("sums must be finite, but hold NaN or Inf; compute them with class_sums")
     if sigma and not math.isfinite(sensitivity):

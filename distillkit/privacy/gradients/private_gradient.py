@@ -124,12 +124,16 @@ class PrivateGradient:
         """Add sums of gradients that are clipped already, with `factors`, to the step's sum.
 
         Args:
-            sums: one tensor per parameter, with the parameter's shape, in the order of `parameters`.
+            sums: one tensor per parameter, with the parameter's shape, in the order of `parameters`. Add in float64:
+                the rounding of float32 sums of many records is not covered by the clip.
 
         Raises:
+            PrivacyError: a sum is in half precision, whose rounding can exceed the clip.
             TypeError, ValueError: the tensors do not have these shapes.
         """
         self._require_shapes(sums, "sums", 0)
+        for part in sums:
+            refuse_half_precision(part, "sums")
         for total, part in zip(self._sums, sums, strict=True):
             total += part.flatten()
 

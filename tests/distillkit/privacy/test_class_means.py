@@ -126,6 +126,7 @@ def test_refused_release_draws_nothing() -> None:
     account = Account(poor, secret=secret)
     refused(lambda: release(sums, sigma=2.0, sensitivity=1.0, ledger=account), BudgetExhausted, "0 of 2 releases")
     refused(lambda: release(sums, sigma=2.0, sensitivity=math.inf, ledger=poor), PrivacyError, "bounded sensitivity")
+    refused(lambda: release(sums.half(), sigma=2.0, sensitivity=1.0, ledger=poor), PrivacyError, "^sums is torch")
     refused(lambda: release(sums[0], sigma=2.0, sensitivity=1.0, ledger=poor), ValueError, r"sums must .*got \[3, 4\]")
     for sigma, sensitivity in itertools.product((1.0, 0.0), (9e-13, 1e31, 0.0)):
         call = partial(release, sums, sigma=sigma, sensitivity=sensitivity, ledger=poor)

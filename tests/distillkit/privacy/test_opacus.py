@@ -397,8 +397,7 @@ def test_ghost_clipping_refuses_changed_layers(change: str) -> None:
         vars(layer)["forward"] = layer.forward
     else:
         getattr(layer, change)(lambda *_: None)
-    words = r"^2\.0 \(Linear\) has a hook or"
-    refused(lambda: clipped_gradients("opacus-ghost", network, losses, like), NotCapturable, words)
+    refused(lambda: clipped_gradients("opacus-ghost", network, losses, like), NotCapturable, r"^2\.0 \(Linear\) has")
     assert clipped_gradients("opacus", network, losses, like)
 
 

@@ -119,6 +119,7 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
         refused(lambda w=wrong: gradient.add(w), (TypeError, ValueError), "grad_samples must")
     words = r"sums must have the shapes of the parameters, \[\[2, 3\], \[4\]\], got \[\[2, 3\], \[5, 4\]\]"
     refused(lambda: gradient.add_clipped([first[0], second]), ValueError, words)
+    refused(lambda: gradient.add_clipped([first[0], second[0].half()]), PrivacyError, "^sums is torch.float16")
     for wrong_number, words in (
         ({"sigma": -1.0}, "sigma must be at least 0"), ({"denominator": 0.0}, "denominator must be greater than 0")
     ):  # fmt: skip

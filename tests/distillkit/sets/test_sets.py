@@ -226,8 +226,7 @@ def test_out_of_range_floats_are_refused_as_pixels(value: float) -> None:
         LabeledImages.from_pixels(pixels, torch.tensor([0]))
     near = pixels.clamp(-0.0009, 1.0009)  # such as after resizing
     assert torch.equal(LabeledImages.from_pixels(near, torch.tensor([0])).images, near)
-    with pytest.raises(TypeError, match="pixels must"):
-        LabeledImages.from_pixels(pixels.long(), torch.tensor([0]))
+    refused(lambda: LabeledImages.from_pixels(pixels.long(), torch.tensor([0])), TypeError, "pixels must")
 
 
 def test_pixels_are_clamped_and_renormalizing_is_not() -> None:
