@@ -48,7 +48,7 @@ def nearest(
     if not isinstance(candidates, StoredImages):
         candidates = check.batch_of_images(candidates, "candidates").detach()
     shape = candidates.shape[-3:]
-    if tuple(shape) != tuple(wanted):
+    if shape != wanted:
         raise ValueError(f"candidates must have the images' shape, {list(wanted)}, got {list(shape)}")
     if (labels is None) != (own is None):
         raise ValueError("labels and own must be given together, or neither")
