@@ -17,14 +17,14 @@ MOST_RELEASES = 10**12
 
 
 LEAST_CLIP, MOST_CLIP = 1e-12, 1e30
-"""Range of clip norms, so that squares near the clip neither underflow nor overflow, also in float32."""
+"""Range of clip norms, so that squares near the clip neither underflow nor overflow."""
 
 
 def check_clip(clip: float, name: str = "clip") -> float:
     """Return a finite clip norm as a float if norms of values near the clip are accurate.
 
-    A number whose square underflows is below 1e-154 in float64, and below 1e-22 in float32 (ghost clipping), so even
-    10^8 such numbers are far shorter than the least clip.
+    A number whose square underflows in float64 is below 1e-154, so even 10^8 such numbers are far shorter than the
+    least clip.
 
     Raises:
         TypeError, ValueError: `clip` is not a number, or is not in [1e-12, 1e30].

@@ -134,9 +134,9 @@ def train_private(
         ledger: ledger to charge; or an `Account`, which combines a ledger with the client, the round and the source of
             batches and noise. Default: a new ledger in memory.
         gradients: how clipped gradients are computed. `"captured"` as above, for every network. `"opacus"` runs the
-            network on batches, with the hooks of Opacus' `GradSampleModule`; `"opacus-ghost"` uses its ghost clipping,
-            which is fastest for large linear layers. The guarantee then assumes more, which the
-            ledger's remarks state.
+            network on batches, with the hooks of Opacus' `GradSampleModule`; `"opacus-ghost"` does the same with ghost
+            clipping, which is fastest for large linear layers. The guarantee then assumes more, which the ledger's
+            remarks state.
         chunk: maximum number of records whose gradients are in memory at once; the default depends on device, network
             and rate * size.
         device: device that computes, or "auto"; the network returns to its own. Default: nothing moves.

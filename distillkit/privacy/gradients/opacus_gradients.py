@@ -1,4 +1,4 @@
-"""Clipped gradients of a batch by Opacus' hooks: per-sample gradients, or sums by ghost clipping."""
+"""Clipped gradients of a batch by Opacus' hooks: per-sample gradients, or their factors for ghost clipping."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distillkit.privacy.gradients.per_example import (
     per_example_gradients,
     require_per_example,
 )
-from distillkit.privacy.gradients.private_gradient import PrivateGradient
+from distillkit.privacy.gradients.private_gradient import OuterProducts, PrivateGradient
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.validation._arguments import refuse_half_precision
 from distillkit.rng import derive
@@ -38,13 +38,6 @@ _REMARK = (
     "gradients={!r} ran the network and its loss on batches: epsilon assumes that no layer and no line of their code "
     "mixes records, keeps values of a record or depends on how often it runs"
 )
-_GHOST_REMARK = (
-    ", and, because norms are those of layers, that only its own layer uses a trained parameter and that no hook, mode "
-    "or replaced function changes what a layer or its backward pass computes. It does not cover rounding in norms and "
-    "sums, which have the precision of the parameters (tiny norms may vanish), or that of TF32 in convolutions on a "
-    "GPU, unless torch.backends.cudnn.allow_tf32 is False"
-)
-
 BatchLosses = Callable[..., Tensor]
 """`losses(network, images, labels, ...)` returns the loss of each of n examples, float [n]."""
 
@@ -69,12 +62,13 @@ class OpacusGradients:
     private batches. If it fails for a batch, its records are evaluated one by one; a record for which it fails counts
     as zero.
 
-    With ghost clipping, Opacus computes the norms of the gradients without the gradients of linear and embedding
-    layers, and a second backward pass the sum of the clipped gradients. Norms and sums then have the precision of the
-    parameters. Records whose norm is not finite are clipped one by one in float64.
+    With ghost clipping, the gradients of a float32 linear layer that gets one vector of each record are kept as outer
+    products of its inputs and the gradients of its outputs. Their norms and their clipped sum are computed from these
+    two factors, so that the sum is clipped by the norms of what it adds, whatever the layer computes.
 
     Papers: Opacus, Yousefpour et al. (2021); ghost clipping: Li et al., "Large language models can be strong
-    differentially private learners" (ICLR 2022), section 4.
+    differentially private learners" (ICLR 2022), section 4; without a second backward pass: Bu et al.,
+    "Differentially private optimization on large model at small cost" (ICML 2023).
 
     Args:
         network: network in the modes in which it is trained; batch norm must be frozen and in eval mode.
@@ -97,7 +91,7 @@ class OpacusGradients:
         trained: Mapping[str, nn.Parameter],
         ghost: bool,
     ) -> None:
-        from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+        from opacus.grad_sample import GradSampleModule
 
         self._name, self._losses, self._trained = type(network).__name__, losses, dict(trained)
         self._twin = _shared_copy(network, self._trained, self._name)
@@ -106,14 +100,14 @@ class OpacusGradients:
         self._device = self._own[0].device
         require_plain([*self._own, *like], f"the network {self._name}")
         _refuse_unsupported(self._twin, self._name)
-        if ghost:
-            _refuse_changed_layers(self._twin, self._name)
-        wrapper = GradSampleModuleFastGradientClipping if ghost else GradSampleModule
         try:
-            self._hooks = wrapper(self._twin, loss_reduction="sum")
+            hooks = GradSampleModule(self._twin, loss_reduction="sum")
         except NotImplementedError as error:
             raise NotCapturable(f"Opacus has no per-sample gradients for {self._name}: {error}. {_REMEDY}") from None
-        self._ghost, self._draws, self._activations = ghost, False, 1
+        if ghost:
+            known = hooks.GRAD_SAMPLERS
+            hooks.GRAD_SAMPLERS = {**known, nn.Linear: partial(_linear_gradients, known[nn.Linear])}
+        self._draws, self._activations, self._sizes = False, 1, [0]
         self._compare(network, like)
 
     def chunk_size(self, expected: float, chunk: int | None = None) -> int:
@@ -122,8 +116,7 @@ class OpacusGradients:
         Args:
             expected, chunk: arguments of `ExampleGradients.chunk_size`.
         """
-        sizes = [0 if self._ghost else p.numel() for p in self._own]
-        return chunk_for(self._activations + sum(sizes), max(sizes), self._device, expected, chunk)
+        return chunk_for(self._activations + sum(self._sizes), max(self._sizes), self._device, expected, chunk)
 
     def add_to(self, private: PrivateGradient, *examples: Tensor, generator: torch.Generator | None = None) -> None:
         """Add the clipped gradients of n records to the sum of a step.
@@ -139,39 +132,14 @@ class OpacusGradients:
             own.data = parameter.data  # an optimizer may have given the parameter a new tensor
         with self._random_state(generator), self._plainly():
             try:
-                self._add(private, examples)
+                private.add(self._rows(examples))
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # the error depends on private values, so it may not be shown
                 for i in range(count):
                     with suppress(Exception):
-                        self._add(private, [e[i : i + 1] for e in examples])
+                        private.add(self._rows([e[i : i + 1] for e in examples]))
         self._clear()
-
-    def _add(self, private: PrivateGradient, examples: Sequence[Tensor]) -> None:
-        if not self._ghost:
-            private.add(self._rows(examples))
-            return
-        losses = self._forward(examples)
-        losses.sum().backward(retain_graph=True)
-        norms = self._norms(len(losses))
-        finite = torch.isfinite(norms)
-        if not bool(finite.all()):
-            for i in (~finite).nonzero().flatten().tolist():
-                with suppress(Exception):
-                    private.add([g[None] for g in self._alone(self._twin, self._own, [e[i : i + 1] for e in examples])])
-            if bool(finite.any()):
-                self._add(private, [e[finite] for e in examples])
-            return
-        self._hooks.disable_hooks()
-        try:
-            for own in self._own:
-                own.grad = None
-            weights = private.factors(norms, precision=torch.finfo(losses.dtype).eps)
-            (weights.to(losses.dtype) * losses).sum().backward()
-        finally:
-            self._hooks.enable_hooks()
-        private.add_clipped([torch.zeros_like(own) if own.grad is None else own.grad for own in self._own])
 
     def _forward(self, examples: Sequence[Tensor]) -> Tensor:
         """Return the losses of the records; Opacus' hooks keep the inputs of the layers."""
@@ -182,31 +150,15 @@ class OpacusGradients:
             raise NotSeparable(f"the loss must give one value for each example [n], got {got}")
         return losses
 
-    def _rows(self, examples: Sequence[Tensor]) -> list[Tensor]:
+    def _rows(self, examples: Sequence[Tensor]) -> list[Tensor | OuterProducts]:
+        """Return the gradients of the records, one entry for each parameter."""
         self._forward(examples).sum().backward()
-        found: list[Tensor | None] = [own.grad_sample for own in self._own]  # type: ignore[attr-defined]
-        return [p.new_zeros(len(examples[0]), *p.shape) if g is None else g for p, g in zip(self._own, found)]
-
-    def _norms(self, count: int) -> Tensor:
-        """Return the norms of the records' gradients, float64 [count], after a backward pass.
-
-        A parameter for which Opacus gives no norm, although it has a gradient, makes all norms infinite.
-        """
-        rows = []
-        for own in self._own:
-            missing = 0.0 if own.grad is None else torch.inf
-            norm = getattr(own, "_norm_sample", None)
-            rows.append(torch.full((count,), missing).to(own) if norm is None else norm.flatten())
-        return torch.stack([row.double() for row in rows]).norm(dim=0)
-
-    def _alone(self, network: nn.Module, parameters: Sequence[Tensor], one: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradient of one record by autograd."""
-        self._hooks.disable_hooks()
-        try:
-            found = torch.autograd.grad(self._losses(network, *one).sum(), parameters, allow_unused=True)
-        finally:
-            self._hooks.enable_hooks()
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found)]
+        found: list[Tensor | OuterProducts | None] = [own.grad_sample for own in self._own]  # type: ignore[attr-defined]
+        shapes = [(len(examples[0]), *own.shape) for own in self._own]
+        rows = [own.new_zeros(()).expand(s) if g is None else g for own, s, g in zip(self._own, shapes, found)]
+        if [g.shape for g in rows] != shapes:
+            raise NotSeparable(f"gradients have shapes {[list(g.shape) for g in rows]}, not {shapes}")
+        return rows
 
     def _clear(self) -> None:
         """Remove what Opacus' hooks stored in the copy of the network."""
@@ -216,8 +168,7 @@ class OpacusGradients:
         for own in self._own:
             own.grad = own.grad_sample = None  # type: ignore[attr-defined]
             own._forward_counter = 0  # type: ignore[attr-defined]
-            for name in ("_current_grad_sample", "_norm_sample"):
-                vars(own).pop(name, None)
+            vars(own).pop("_current_grad_sample", None)
 
     @contextmanager
     def _random_state(self, generator: torch.Generator | None) -> Iterator[None]:
@@ -253,7 +204,8 @@ class OpacusGradients:
         buffers = {name: b.detach().clone() for name, b in network.named_buffers()}
 
         def wanted(noise: Sequence[Tensor]) -> list[Tensor]:
-            rows = [self._alone(network, parameters, [e[i : i + 1] for e in noise]) for i in range(_RECORDS)]
+            sums = [self._losses(network, *(e[i : i + 1] for e in noise)).sum() for i in range(_RECORDS)]
+            rows = [torch.autograd.grad(s, parameters, allow_unused=True, materialize_grads=True) for s in sums]
             return [torch.stack(column) for column in zip(*rows)]
 
         with preserve_modes(network), preserve_modes(self._twin), _TURN, self._forked(), self._plainly():
@@ -303,26 +255,17 @@ class OpacusGradients:
                 "from private records; remove the buffer, or write to it outside of training"
             )
 
-    def _refuse_different(self, rows: Sequence[Tensor], noise: Sequence[Tensor]) -> None:
-        norms = torch.stack([r.reshape(_RECORDS, -1).double().norm(dim=1) for r in rows]).norm(dim=0)
-        names = list(self._trained)
-        if self._ghost:
-            self._forward(noise).sum().backward()
-            found = self._norms(_RECORDS)
-            if not bool(torch.isfinite(found).all()) and bool(torch.isfinite(norms).all()):
-                known = [p.grad is None or hasattr(p, "_norm_sample") for p in self._own]
-                name = names[known.index(False)] if not all(known) else names[0]
-                raise NotCapturable(f"Opacus' ghost clipping gives no norm for the parameter {name}. {_REMEDY}")
-            sums = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._own]
-            ours, wanted = [*sums, found], [*(r.sum(0) for r in rows), norms]
-        else:
-            ours, wanted = self._rows(noise), list(rows)
-        for name, a, b in zip([*names, ""], ours, wanted):
-            if not bool((a.double() - b.double()).norm() <= 1e-3 * norms.norm()):
+    def _refuse_different(self, wanted: Sequence[Tensor], noise: Sequence[Tensor]) -> None:
+        rows = self._rows(noise)
+        self._sizes = [0 if isinstance(g, OuterProducts) else own.numel() for own, g in zip(self._own, rows)]
+        most = 1e-3 * torch.stack([r.double().norm() for r in wanted]).norm()
+        for name, given, row in zip(self._trained, rows, wanted):
+            dense = given.dense() if isinstance(given, OuterProducts) else given
+            if not bool((dense.double() - row.double()).norm() <= most):
                 raise BatchStatistics(
                     f"{self._name}: the gradients of {_RECORDS} noise records in a batch differ from those of single "
-                    f"records{f' (parameter {name})' if name else ''}. A layer or the loss mixes the records of a "
-                    f"batch, uses parameters of another layer, or draws random numbers outside of dropout. {_REMEDY}"
+                    f"records (parameter {name}). A layer or the loss mixes the records of a batch, uses parameters of "
+                    f"another layer, or draws random numbers outside of dropout. {_REMEDY}"
                 )
 
     def _rng_state(self) -> Tensor:
@@ -398,7 +341,7 @@ def note_opacus(ledger: Ledger, kind: str) -> None:
         kind: one of `GRADIENTS`.
     """
     if kind != "captured":
-        ledger.add_remark(_REMARK.format(kind) + (_GHOST_REMARK if kind == "opacus-ghost" else ""))
+        ledger.add_remark(_REMARK.format(kind))
 
 
 _REMEDY = "Use gradients='captured', or change the layer"
@@ -424,22 +367,28 @@ def _shared_copy(network: nn.Module, trained: Mapping[str, nn.Parameter], name: 
     return twin
 
 
-def _refuse_changed_layers(network: nn.Module, name: str) -> None:
-    """Refuse hooks and replaced forward passes of trained layers: ghost clipping leaves them out of its norms."""
-    for path, module in network.named_modules():
-        trained = any(p.requires_grad for p in module.parameters(recurse=False))
-        hooks = [k for k, v in vars(module).items() if k.startswith(("_forward", "_backward")) and v]
-        if trained and (hooks or "forward" in vars(module)):
-            raise NotCapturable(
-                f"{path or name} ({type(module).__name__}) has a hook or a replaced forward, which ghost clipping "
-                "leaves out of its norms. Use gradients='opacus' or 'captured', or a layer of your own class"
-            )
+def _linear_gradients(
+    dense: Callable[..., dict[nn.Parameter, Tensor]], layer: nn.Linear, activations: list[Tensor], backprops: Tensor
+) -> dict[nn.Parameter, Tensor]:
+    """Return gradients as Opacus' `dense` does, but store those of the weight as outer products where they are."""
+    weight, inputs = layer.weight, activations[0]
+    single = inputs.ndim == backprops.ndim == 2 and inputs.dtype == backprops.dtype == torch.float32
+    if not (weight.requires_grad and single) or weight._forward_counter > 1 or hasattr(weight, "_current_grad_sample"):  # type: ignore[attr-defined]
+        return dense(layer, activations, backprops)
+    weight._current_grad_sample = OuterProducts(backprops, inputs)  # type: ignore[attr-defined]
+    return {} if layer.bias is None else {layer.bias: backprops}
 
 
 def _refuse_unsupported(network: nn.Module, name: str) -> None:
-    """Raise Opacus' refusals, with the names of the layers."""
+    """Raise Opacus' refusals, with the names of the layers; and refuse layers that change their weights."""
     from opacus.validators import ModuleValidator
 
+    for path, module in network.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise NotCapturable(
+                f"{path or name} ({type(module).__name__}) with max_norm changes its weights, without noise, for the "
+                "records of a batch. Leave out max_norm"
+            )
     errors = ModuleValidator.validate(network)
     if not errors:
         return

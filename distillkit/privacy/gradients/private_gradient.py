@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,27 @@ from distillkit.privacy.validation._arguments import refuse_half_precision
 _MARGIN = 1 - 2.0**-26
 
 _BLOCK_CPU, _BLOCK_ACCELERATOR = 1 << 18, 1 << 26
+
+
+class OuterProducts(NamedTuple):
+    """Gradients of n examples for a matrix [rows, columns], each the outer product of two vectors, in their factors.
+
+    Attributes:
+        left: float32 [n, rows]. Squares of its values neither underflow nor overflow in float64.
+        right: float32 [n, columns].
+    """
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the gradients, [n, rows, columns]."""
+        return torch.Size([*self.left.shape, self.right.shape[1]])
+
+    def dense(self) -> Tensor:
+        """Return the gradients, float32 [n, rows, columns]."""
+        return self.left[:, :, None] * self.right[:, None]
 
 
 class PrivateGradient:
@@ -70,7 +92,7 @@ class PrivateGradient:
         self._sums = [torch.zeros(p.numel(), dtype=torch.float64, device=p.device) for p in self._parameters]
 
     @torch.no_grad()
-    def add(self, grad_samples: Sequence[Tensor]) -> None:
+    def add(self, grad_samples: Sequence[Tensor | OuterProducts]) -> None:
         """Clip the gradient of each example and add it to the step's sum.
 
         An example whose gradient is not finite adds zero without a warning, because the number of such examples is
@@ -78,64 +100,34 @@ class PrivateGradient:
 
         Args:
             grad_samples: gradients of n examples: one tensor [n, *parameter.shape] per parameter, in the order of
-                `parameters`.
+                `parameters`; or their factors.
 
         Raises:
             TypeError, ValueError: the tensors do not have these shapes.
         """
-        self._require_shapes(grad_samples, "grad_samples", 1)
-        flat = [g.reshape(len(g), p.numel()) for g, p in zip(grad_samples, self._parameters, strict=True)]
-        norms = [torch.linalg.vector_norm(block, dim=1) for g in flat for _, block in _in_blocks(g)]
-        norm = torch.stack(norms).norm(dim=0)
+        self._require_shapes(grad_samples)
+        norm = torch.cat([_norms(g) for g in grad_samples]).norm(dim=0)
         finite = torch.isfinite(norm)
-        if not bool(finite.all()):
-            flat = [torch.where(finite[:, None], g, 0.0) for g in flat]
-        factor = self.factors(norm)
-        for total, rows in zip(self._sums, flat, strict=True):
-            for place, block in _in_blocks(rows):
-                total[place] += factor @ block
+        factors = torch.where(finite, (self._clip * _MARGIN / norm).clamp(max=1.0), 0.0)
+        for total, rows in zip(self._sums, grad_samples, strict=True):
+            if isinstance(rows, OuterProducts):
+                left, right = (part.double().where(finite[:, None], 0.0) for part in rows)
+                total.view(rows.shape[1:]).addmm_((factors[:, None] * left).T, right)
+                continue
+            flat = rows.reshape(len(rows), len(total))
+            if not bool(finite.all()):
+                flat = flat.where(finite[:, None], 0.0)
+            for place, block in _in_blocks(flat):
+                total[place] += factors @ block
 
-    def _require_shapes(self, tensors: Sequence[Tensor], name: str, leading: int) -> None:
+    def _require_shapes(self, grad_samples: Sequence[Tensor | OuterProducts]) -> None:
         own = [list(p.shape) for p in self._parameters]
-        for tensor in check.sequence(tensors, name, "tensors, one per parameter", len(own)):
-            check.float_tensor(tensor, name)
-        shapes = [list(tensor.shape) for tensor in tensors]
-        if [shape[leading:] for shape in shapes] != own or len({tuple(shape[:leading]) for shape in shapes}) > 1:
-            wanted = "[n, *shape] of" if leading else "the shapes of"
-            raise ValueError(f"{name} must have {wanted} the parameters, {own}, got {shapes}")
-
-    def factors(self, norms: Tensor, *, precision: float = 0.0) -> Tensor:
-        """Return the factors that clip gradients of the given norms: 0 where a norm is not finite.
-
-        Args:
-            norms: l2 norms of n gradients over all parameters, float64 [n].
-            precision: relative error of the norms; the factors are smaller by four times this number.
-
-        Raises:
-            TypeError, ValueError: `norms` is not a float tensor [n].
-        """
-        if check.float_tensor(norms, "norms", "[n]").ndim != 1:
-            raise ValueError(f"norms must be [n], one for each gradient, got {list(norms.shape)}")
-        factors = (self._clip * (_MARGIN - 4 * precision) / norms).clamp(max=1.0)
-        return torch.where(torch.isfinite(norms), factors, 0.0)
-
-    @torch.no_grad()
-    def add_clipped(self, sums: Sequence[Tensor]) -> None:
-        """Add sums of gradients that are clipped already, with `factors`, to the step's sum.
-
-        Args:
-            sums: one tensor per parameter, with the parameter's shape, in the order of `parameters`. Add in float64:
-                the rounding of float32 sums of many records is not covered by the clip.
-
-        Raises:
-            PrivacyError: a sum is in half precision, whose rounding can exceed the clip.
-            TypeError, ValueError: the tensors do not have these shapes.
-        """
-        self._require_shapes(sums, "sums", 0)
-        for part in sums:
-            refuse_half_precision(part, "sums")
-        for total, part in zip(self._sums, sums, strict=True):
-            total += part.flatten()
+        for given in check.sequence(grad_samples, "grad_samples", "tensors, one per parameter", len(own)):
+            for part in given if isinstance(given, OuterProducts) else [given]:
+                check.float_tensor(part, "grad_samples")
+        shapes = [list(given.shape) for given in grad_samples]
+        if [shape[1:] for shape in shapes] != own or len({tuple(shape[:1]) for shape in shapes}) > 1:
+            raise ValueError(f"grad_samples must have [n, *shape] of the parameters, {own}, got {shapes}")
 
     def take(self) -> list[Tensor]:
         """Return the private gradient of the step: (sum of the clipped gradients + noise) / `denominator`.
@@ -149,6 +141,14 @@ class PrivateGradient:
         for total in self._sums:
             total.zero_()
         return [part.view(p.shape).to(p.dtype) for p, part in zip(self._parameters, parts)]
+
+
+def _norms(rows: Tensor | OuterProducts) -> Tensor:
+    """Return the norms of blocks of the gradients of n examples, float64 [blocks, n]."""
+    if isinstance(rows, OuterProducts):
+        return rows.left.double().norm(dim=1, keepdim=True).T * rows.right.double().norm(dim=1)
+    flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    return torch.stack([torch.linalg.vector_norm(block, dim=1) for _, block in _in_blocks(flat)])
 
 
 def _in_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
