@@ -522,11 +522,6 @@ def test_lack_of_memory_is_an_error(kind: str) -> None:
     assert not any(part.any() for part in private.take())
 
 
-def test_an_unknown_way_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"gradients must be one of .*opacus-ghost"):
-        train_private(flat(), torch.zeros(4, 1, 5, 4), torch.zeros(4).long(), size=4, sigma=1.0, gradients="ghost")
-
-
 @pytest.mark.parametrize("name", ["RDPAccountant", "PRVAccountant"])
 def test_history_of_an_accountant_is_charged(name: str) -> None:
     from opacus import accountants
