@@ -2,7 +2,8 @@
 
 An entry point is a function such as `condense_private` that charges a privacy ledger. The ledger records the
 assumptions of every entry point that charged it. `Guarantee.assumptions` lists them, so that readers of epsilon can
-check them.
+check them. Every epsilon assumes, besides, that no code replaces functions, kernels or private attributes of Python,
+PyTorch or this package: such code could change the clip or the noise itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PUBLIC_INPUTS = {
     "schedule": "sigma and rate of all releases, which follow a plan, whenever the plan is stopped",
     "records": "the statement that each record is valid and computed from its own raw data alone: no mean image "
     "subtracted, no label smoothed with other records, no second copy, not selected by looking at other records (also "
-    "not as the rest of a split that a function of your own made)",
+    "not as the rest of a split that a function of your own made; a client's part of a partition counts as given)",
     "accuracies": "the statement that accuracies and losses on the private records, as in tuning, are not published",
     "optimizer": "the statement that the optimizer sees noised gradients only, never records or their losses",
     "server data": "images and models that the server has before round 1 (`server_data`, `init`)",

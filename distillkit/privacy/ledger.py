@@ -34,8 +34,9 @@ _RDP_REMARK = "by RDP: an upper bound, 5 to 26 % above the truth in the settings
 
 _OPACUS_REMARK = (
     "charged from an Opacus accountant, after the releases: epsilon assumes that the loop drew records by "
-    "Poisson sampling (poisson_sampling=True), that no layer mixes records, that all its steps are in the history, and "
-    "that nobody predicts PyTorch's generator (secure_mode=True); float32 rounding of sums and noise is not covered"
+    "Poisson sampling (poisson_sampling=True), that no layer mixes or reorders records, that all its steps are in the "
+    "history, and that nobody predicts PyTorch's generator (secure_mode=True); float32 rounding of sums and noise is "
+    "not covered"
 )
 
 

@@ -127,8 +127,8 @@ def _guarantee(infos: Sequence[Info], unknown: str) -> dict[str, Any]:
         return {"epsilon": None, "reason": reason} | ({"remarks": remarks} if remarks else {})
     made: dict[str, Any] = {"epsilon": sum(info["epsilon"] for info in stated)}
     like = charged[0] if charged else stated[0]
-    if all("delta" in info for info in stated):
-        made["delta"] = sum(info["delta"] for info in stated)
+    if all("delta" in info for info in charged or stated):
+        made["delta"] = sum(info.get("delta", 0.0) for info in stated)
     made |= {name: like[name] for name in ("relation", "valid_if") if name in like}
     made |= {"accountant": "basic composition", "remarks": [*remarks, *({_SUMS} - set(remarks))]}
     if all("budget" in info for info in stated):

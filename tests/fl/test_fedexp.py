@@ -52,10 +52,6 @@ def test_round_without_any_change_takes_no_step() -> None:
     assert np.isfinite(quadratic.weights(run)).all()
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
-def test_tested_model_is_the_mean_of_the_last_two_iterates(rounds: int) -> None:
-    last, before = (quadratic.weights(quadratic.run(FedExP(), rounds=max(n, 1))) for n in (rounds, rounds - 1))
-    run = quadratic.run(FedExP(), rounds=rounds)
-    tested = run.models[""].w.detach().double().numpy()  # type: ignore[union-attr]
-    assert tested == pytest.approx((last + before) / 2, abs=1e-6)
-    assert rounds == 1 or abs(last - before).max() > 1e-3
+def test_tested_model_of_the_first_round_is_its_iterate() -> None:
+    run = quadratic.run(FedExP(), rounds=1)
+    assert run.models[""].w.tolist() == quadratic.weights(run).tolist()  # type: ignore[union-attr]

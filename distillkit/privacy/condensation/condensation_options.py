@@ -101,5 +101,7 @@ class Passes:
         check_options(self)
         check.real_number(self.histogram_share, "histogram_share", above=0.0, most=0.5)
         check.real_number(self.first_share, "first_share", least=0.0, most=0.5)
+        if self.first_share + self.histogram_share == 1:
+            raise ValueError("first_share + histogram_share must be below 1, got 1: nothing is left for the last pass")
         if self.train is not None:
             require_protocol(self.train)

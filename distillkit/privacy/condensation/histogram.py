@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit.privacy.capture._captured_function import require_plain
 from distillkit.privacy.ledger import Account, Ledger
 
 
@@ -30,10 +31,12 @@ def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger:
 
     Raises:
         BudgetExhausted, NotAccountable: the ledger refuses the charge; see `Ledger.spend`.
+        NotCapturable, PrivacyError: the labels are of a subclass of tensors, or a torch mode is active.
         TypeError, ValueError: the labels are not class indices below K, or a number is out of range.
     """
     check.positive_int(num_classes, "num_classes")
     labels = check.class_labels(labels, None, num_classes)
+    require_plain([labels], "the labels")
     account = Account.of(ledger)
     account.ledger.assume("private_histogram")
     account.spend("histogram", sigma)

@@ -15,6 +15,7 @@ from distillkit.condense._class_embeddings import MATCHES, embed
 from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise, public_test_images
+from distillkit.privacy._sealed import Sealed
 from distillkit.privacy.accounting._ranges import check_clip
 from distillkit.privacy.capture._captured_function import (
     CapturedFunction,
@@ -36,7 +37,7 @@ _Captured = dict[str, tuple[list[Any], CapturedFunction]]
 """Captured functions of a network by name, each with the kinds of its arguments."""
 
 
-class PublicEmbedder:
+class PublicEmbedder(Sealed):
     """Function v(x) that maps private and synthetic images alike to vectors of bounded length.
 
     Because of the bound, adding noise to a sum of vectors makes the sum private. Let phi(x) be the embedding of x, and
@@ -265,7 +266,7 @@ class PublicEmbedder:
         return vectors * (factor * _MARGIN).to(vectors.dtype)
 
 
-class PublicEmbedders:
+class PublicEmbedders(Sealed):
     """Sequence of the public embedders of one release, each with its own network, center and augmentation parameters.
 
     Each embedder maps an image x to a vector v(x) of bounded length: the embedding of x minus the center, scaled as

@@ -108,8 +108,8 @@ def train_private(
     Before anything is charged, the gradient of one record's loss is captured as a fixed graph of tensor operators (see
     `per_example_gradients`). A network or loss that is not a fixed function of one record is refused. The code of the
     network and the loss never runs on records, so hooks in this code, or branches that depend on values, cannot weaken
-    the guarantee. Only the parameters of `network` change. A record whose gradient is not finite, or for which an
-    operator fails, counts as zero.
+    the guarantee (code that replaces functions of PyTorch or of this package can). Only the parameters of `network`
+    change. A record whose gradient is not finite, or for which an operator fails, counts as zero.
 
     Args:
         network: network without batch statistics; see `require_per_example`. Its initial weights and buffers must be

@@ -35,9 +35,11 @@ GRADIENTS = ("captured", "opacus", "opacus-ghost")
 """Ways to compute clipped gradients: by a captured graph of one record, or by Opacus on batches."""
 
 _REMARK = (
-    "gradients={!r} ran the network and its loss on batches: epsilon assumes that no layer and no line of their code "
-    "mixes records, keeps values of a record or depends on how often it runs"
+    "gradients={!r} ran the network and its loss on batches: epsilon assumes that row i of what any layer gets and "
+    "returns depends on record i alone (nothing mixes or reorders records), and that no line of their code keeps "
+    "values of a record or depends on how often it runs"
 )
+
 BatchLosses = Callable[..., Tensor]
 """`losses(network, images, labels, ...)` returns the loss of each of n examples, float [n]."""
 

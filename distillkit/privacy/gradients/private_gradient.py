@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.privacy.accounting._ranges import check_clip
+from distillkit.privacy.capture._captured_function import require_plain
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.secret import Secret
 from distillkit.privacy.validation._arguments import refuse_half_precision
@@ -103,6 +104,7 @@ class PrivateGradient:
                 `parameters`; or their factors.
 
         Raises:
+            PrivacyError: a tensor is of a subclass, or a torch mode is active, so code of yours would see the sum.
             TypeError, ValueError: the tensors do not have these shapes.
         """
         self._require_shapes(grad_samples)
@@ -122,11 +124,13 @@ class PrivateGradient:
 
     def _require_shapes(self, grad_samples: Sequence[Tensor | OuterProducts]) -> None:
         own = [list(p.shape) for p in self._parameters]
-        for given in check.sequence(grad_samples, "grad_samples", "tensors, one per parameter", len(own)):
-            for part in given if isinstance(given, OuterProducts) else [given]:
-                check.float_tensor(part, "grad_samples")
-        shapes = [list(given.shape) for given in grad_samples]
-        if [shape[1:] for shape in shapes] != own or len({tuple(shape[:1]) for shape in shapes}) > 1:
+        given = check.sequence(grad_samples, "grad_samples", "tensors, one per parameter", len(own))
+        parts = [part for rows in given for part in (rows if isinstance(rows, OuterProducts) else [rows])]
+        for part in parts:
+            check.float_tensor(part, "grad_samples")
+        require_plain(parts, "grad_samples")
+        shapes = [list(rows.shape) for rows in given]
+        if [shape[1:] for shape in shapes] != own or len({tuple(part.shape[:1]) for part in parts}) > 1:
             raise ValueError(f"grad_samples must have [n, *shape] of the parameters, {own}, got {shapes}")
 
     def take(self) -> list[Tensor]:

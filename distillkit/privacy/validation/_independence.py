@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -28,6 +29,12 @@ _LAYERS = (
 
 _ORIGINS = {"torch", "distillkit", "typing_extensions", *sys.stdlib_module_names}
 """Packages from which the functions of PyTorch and of this package come."""
+
+_FIRST: dict[Any, dict[str, Any]] = {}
+"""What classes and modules held when they were first looked at."""
+
+_BUILTIN = (type(None), bool, int, float, str, tuple, list, set, dict, OrderedDict)
+"""Types of the attributes of an unchanged layer. Others, such as tensors beside the parameters, may run code."""
 
 
 def refuse_batch_norm(network: object) -> None:
@@ -110,16 +117,27 @@ def _global_hooks() -> list[Any]:
 
 def _is_original(*places: Any) -> bool:
     """Return whether no function of these classes and modules was replaced by one of other packages."""
-    functions = (f for place in places for f in vars(place).values() if isinstance(f, FunctionType))
-    return all(f.__globals__["__name__"].partition(".")[0] in _ORIGINS for f in functions)
+
+    for place in places:
+        first = _FIRST.setdefault(place, dict(vars(place)))
+        for name, value in vars(place).items():
+            if isinstance(value, FunctionType):
+                if value.__globals__["__name__"].partition(".")[0] not in _ORIGINS:
+                    return False
+            elif first.get(name) is not value and (callable(value) or hasattr(type(value), "__get__")):
+                return False
+    return True
 
 
 def _is_plain(module: nn.Module) -> bool:
     kind = type(module)
     named = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None)
     known = kind in _LAYERS or (named is kind and kind.__module__.startswith("distillkit.networks."))
-    changed = any(callable(value) and not isinstance(value, nn.Module) for value in vars(module).values())
+    changed = any(type(value) not in _BUILTIN for value in vars(module).values())
     hooked = any(value for name, value in vars(module).items() if name.endswith("_hooks"))
     mixing = isinstance(module, nn.BatchNorm2d) and (module.training or module.running_mean is None)
     mixing |= isinstance(module, nn.Flatten) and module.start_dim != 1
     return known and not changed and not hooked and not mixing and _is_original(*kind.__mro__)
+
+
+_is_original(torch, F, Tensor, *(base for kind in (*_LAYERS, DSA, CropFlip) for base in kind.__mro__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -208,16 +209,17 @@ def test_embedders_follow_a_variable_outside_the_network(toy_set: LabeledImages)
         torch.testing.assert_close(found, [factor * toy_set.images.flatten(1)] * 2)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: lambda *values, **options: f(*values, **options), partial])
 @pytest.mark.parametrize(("place", "name"), [
     (F, "conv2d"), (torch, "zeros"), (Tensor, "flatten"), (nn.Conv2d, "forward"), (nn.Module, "__getattr__"),
     (ConvNet, "features"), (DSA, "__call__"),
 ])  # fmt: skip
 def test_replaced_functions_of_pytorch_or_this_package_are_noticed(
-    place: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    place: Any, name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, original = ConvNet((1, 8, 8), 3, width=2, depth=1), getattr(place, name)
     assert (is_own_network(network), is_own_augmentation(DSA())) == (True, True)
-    monkeypatch.setattr(place, name, lambda *values, **options: original(*values, **options), raising=False)
+    monkeypatch.setattr(place, name, wrap(original), raising=False)
     found = is_own_network(network), is_own_augmentation(DSA())
     assert found == (place is DSA, place in (nn.Conv2d, nn.Module, ConvNet))
 
@@ -231,13 +233,15 @@ def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
     own = [nn.BatchNorm2d(2).eval(), nn.Flatten(), nn.Conv2d(1, 2, 3)]
     assert all(is_own_network(nn.Sequential(layer)) for layer in own)
     others = [nn.BatchNorm2d(2), nn.BatchNorm2d(2, track_running_stats=False).eval(), nn.Flatten(0, 1), nn.Flatten(-4)]
-    subclass, buffer = nn.Linear(2, 2), nn.BatchNorm2d(2).eval()
+    subclass, buffer, beside, other = nn.Linear(2, 2), nn.BatchNorm2d(2).eval(), nn.Linear(2, 2), nn.Linear(2, 2)
+    vars(beside)["weight"] = beside._parameters.pop("weight")
+    vars(other)["_parameters"] = type("Own", (dict,), {})(other._parameters)
     for register in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
         others.append(nn.ReLU())
         getattr(others[-1], f"register_{register}")(lambda *_: None)
     subclass.weight = nn.Parameter(torch.zeros(2, 2).as_subclass(type("Own", (Tensor,), {})))
     buffer.running_mean = torch.zeros(2).as_subclass(type("Own", (Tensor,), {}))
-    others += [KnowledgeDistillation(), nn.Dropout(), type("Own", (nn.ReLU,), {})(), subclass, buffer]
+    others += [KnowledgeDistillation(), nn.Dropout(), type("Own", (nn.ReLU,), {})(), subclass, buffer, beside, other]
     assert not any(is_own_network(nn.Sequential(nn.ReLU(), nn.Sequential(one))) for one in others)
     everywhere = nn.modules.module
     for register in (everywhere.register_module_forward_hook, everywhere.register_module_full_backward_hook):

@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.overrides import BaseTorchFunctionMode
 
-from distillkit.privacy import PrivacyError, PrivateGradient, Secret, image_sgd, train_private
+from distillkit.privacy import NotCapturable, PrivacyError, PrivateGradient, Secret, image_sgd, train_private
 from distillkit.privacy.gradients import private_gradient
 from distillkit.privacy.gradients.private_gradient import OuterProducts
 from distillkit.privacy.ledger import Ledger
@@ -109,13 +110,20 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
     noised = PrivateGradient(parameters, sigma=2.0, clip=1.5, denominator=4.0, secret=Secret(7)).take()
     drawn = Secret(7).add_noise(torch.zeros(10, dtype=torch.float64), 3.0) / 4
     torch.testing.assert_close(torch.cat([part.double().flatten() for part in noised]), drawn)
-    products = OuterProducts(left, right), OuterProducts(left[:4], right[:4]), OuterProducts(left, right.long())
+    products = [OuterProducts(*parts) for parts in ((left, right), (left[:4], right), (left, right.long()))]
     wrongs = [
         [first], [first, second[:4]], [products[1], second], [products[2], second], [second, products[0]],
         [first.flatten(1), second], [first[0], second[0]], [first, second.long()],
     ]  # fmt: skip
     for wrong in wrongs:
         refused(lambda w=wrong: gradient.add(w), (TypeError, ValueError), "grad_samples must")
+    own = type("Own", (torch.Tensor,), {})
+    for rows in (first.as_subclass(own), OuterProducts(left, right.as_subclass(own))):
+        refused(lambda r=rows: gradient.add([r, second]), NotCapturable, "grad_samples: a Own is not a plain tensor")
+    with BaseTorchFunctionMode():
+        refused(
+            lambda: gradient.add([first, second]), PrivacyError, "grad_samples: a torch mode of the caller is active"
+        )
     for wrong_number, words in (
         ({"sigma": -1.0}, "sigma must be at least 0"), ({"denominator": 0.0}, "denominator must be greater than 0")
     ):  # fmt: skip

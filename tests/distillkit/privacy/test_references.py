@@ -23,6 +23,7 @@ from distillkit.privacy import (
     BudgetExhausted,
     EmbeddingNetworks,
     Ledger,
+    NotCapturable,
     Passes,
     PublicEmbedders,
     Secret,
@@ -316,6 +317,8 @@ def test_released_sums_and_counts_are_the_exact_ones_plus_the_secret_noise(skewe
     for labels, count, words in (([3], 3, "labels must be below num_classes=3"), ([], 0, "num_classes must be at")):
         count_all = partial(private_histogram, torch.tensor(labels).long(), num_classes=count, sigma=1.0, ledger=ledger)
         refused(count_all, ValueError, words)
+    own = torch.arange(3).as_subclass(type("Own", (Tensor,), {}))
+    refused(lambda: private_histogram(own, num_classes=3, sigma=1.0, ledger=ledger), NotCapturable, "a Own is not a pl")
     assert len(ledger.events) == 3
     empty = private_histogram(skewed.labels[:0], num_classes=2, sigma=0.0, ledger=Ledger())
     assert empty.tolist() == [0.0, 0.0]

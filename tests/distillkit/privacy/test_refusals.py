@@ -283,7 +283,8 @@ def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory)
             refused(lambda n=name, v=value: Passes(**{n: v}), ValueError, name)
     for made in (EmbeddingNetworks.of, lambda network: EmbeddingNetworks(network).sampler_for(toy_set)):
         refused(lambda make=made: make(toy_network()), TypeError, r"pass FixedNetwork\(network\)")
-    Passes(histogram_share=0.5, first_share=0.5, first_steps=0)
+    Passes(histogram_share=0.5, first_share=0.49, first_steps=0)
+    refused(lambda: Passes(histogram_share=0.5, first_share=0.5), ValueError, "must be below 1, got 1")
     refused(lambda: Passes(train=Protocol), TypeError, "protocol must be")  # type: ignore[arg-type]
     assert [check_clip(clip) for clip in (1e-12, 1e30)] == [1e-12, 1e30]
     for clip in (0.0, 9e-13, 1.1e30, math.nan):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit.privacy import Account, Event, Ledger, Secret, as_secret
+from distillkit.privacy import Account, Event, Ledger, PublicEmbedder, PublicEmbedders, Secret, as_secret
 from tests.refused import refused
 
 
@@ -137,7 +137,8 @@ def test_methods_that_an_epsilon_relies_on_are_final(kind: type, method: str) ->
     refused(lambda: vars(made), TypeError, "__dict__")
     for part in {"ledger", "secret"} & set(dir(kind)):
         refused(lambda p=part: setattr(made, p, None), AttributeError, f"Account.{part} cannot be")  # type: ignore[misc]
-    refused(lambda: type("Cheap", (Event,), {"sigma": 9.0}), TypeError, "must not be a subclass of Event")
+    for base in (Event, PublicEmbedder, PublicEmbedders):
+        refused(lambda b=base: type("Cheap", (b,), {"sigma": 9.0}), TypeError, "must not be a subclass of")  # type: ignore[misc]
 
 
 def test_generator_state_is_derived_entirely_from_the_secret(global_rng_untouched: None) -> None:

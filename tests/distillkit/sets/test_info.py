@@ -166,9 +166,9 @@ JOINED: list[tuple[list[dict[str, Any]], str, dict[str, Any] | str]] = [
         "epsilon": 3.23456, "delta": pytest.approx(3e-5), "relation": RELATION, "valid_if": "planned", "budget": 7.0,
         **BASIC,
     }),
-    ([FREE, SURE], "", {"epsilon": 1.23456, "relation": RELATION, "valid_if": "planned", **BASIC}),
+    ([FREE, SURE], "", {"epsilon": 1.23456, "delta": 1e-5, "relation": RELATION, "valid_if": "planned", **BASIC}),
     ([SURE | {"epsilon": math.inf}, FREE], "",
-     {"epsilon": math.inf, "relation": RELATION, "valid_if": "planned", **BASIC}),
+     {"epsilon": math.inf, "delta": 1e-5, "relation": RELATION, "valid_if": "planned", **BASIC}),
     ([STATED, STATED | {"remarks": ["seen"], "epsilon": 0.5, "assumed_public": {"a": ["net"]}}, STATED | {
         "delta": 3e-5, "budget": 0.0, "assumed_public": {"condense_private": ["factory", "init"]}}], "", {
         "epsilon": 4.5, "delta": pytest.approx(5e-5), "relation": RELATION, "valid_if": "planned", "budget": 6.0,
