@@ -209,13 +209,21 @@ EXACT_TESTS = (
     "epsilon does not cover"
 )
 
+OWN_CODE = (
+    "the code of {} is not of this package: epsilon assumes that it sends and releases nothing computed from records "
+    "but what is charged"
+)
 
-def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
-    """Add remarks to a privacy ledger about releases that its epsilon does not cover."""
+
+def remark_on(ledger: Ledger, method: Method, fresh: bool, panel: str | Sequence[int]) -> None:
+    """Add remarks to a privacy ledger about releases that its epsilon does not cover, or takes on trust."""
     if fresh:
         ledger.add_remark(NEW_LEDGER_REMARK)
     if panel != "none":
         ledger.add_remark(EXACT_TESTS)
+    kinds = {type(part) for part in (method, *method.parts)}
+    if own := {kind.__name__ for kind in kinds if kind.__module__.split(".")[0] not in ("distillkit", "fl")}:
+        ledger.add_remark(OWN_CODE.format(", ".join(sorted(own))))
 
 
 def warn_of_twins(clients: ClientRegistry) -> None:

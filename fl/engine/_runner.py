@@ -41,7 +41,7 @@ def execute(method: Method, config: RunConfig, transport: Transport, *, progress
     config, drawn = validate(config, method, transport.space, transport.clients, progress)
     ledger, folder = config.ledger, config.folder
     if ledger is not None:
-        remark_on(ledger, fresh, config.evaluate)  # type: ignore[arg-type]
+        remark_on(ledger, method, fresh, config.evaluate)  # type: ignore[arg-type]
     store = Store(Path(folder.path)) if folder is not None else None
     with ExitStack() as stack:
         if store is not None:

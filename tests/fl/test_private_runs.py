@@ -41,7 +41,7 @@ from fl import (
 from fl.addons import DPSGD
 from fl.aggregation import EntrySpec, Schema
 from fl.engine._client_runtime import FAILED_PRIVATELY
-from fl.engine._run_options import EXACT_TESTS
+from fl.engine._run_options import EXACT_TESTS, OWN_CODE
 from fl.filters.filter import Filter
 from fl.method import evaluation_spec
 from fl.methods import PrivateFedDM
@@ -524,5 +524,5 @@ def test_shared_images_of_two_clients_are_warned_of() -> None:
 
 def test_run_with_a_given_ledger_records_it(tmp_path: Path) -> None:
     for run in (play(rounds=1), play(rounds=1, out=tmp_path), play(rounds=2, out=tmp_path, resume=True)):
-        assert run.rows[-1]["privacy"]["remarks"] == [NEW_LEDGER_REMARK]
-    assert "remarks" not in play(rounds=1, ledger=Ledger(delta=DELTA)).rows[0]["privacy"]
+        assert run.rows[-1]["privacy"]["remarks"] == [NEW_LEDGER_REMARK, OWN_CODE.format("NoisySum")]
+    assert "remarks" not in play(1, RECORDS, ledger=Ledger(delta=DELTA)).rows[0]["privacy"]
