@@ -79,8 +79,10 @@ class Server(Participant):
         state: values that the method keeps between rounds. They are part of the checkpoint, and are restored if a round
             fails.
         round: index of the round being prepared or run, from 1; 0 while the method starts.
-        drawn: indices of the clients drawn in this round, in ascending order.
-        present: indices of the drawn clients that have sent a usable reply in every exchange of this round so far.
+        drawn: indices of the clients drawn in this round, in ascending order; empty if the method draws them itself
+            (`Method.draw`), because its draw is secret.
+        present: indices of the drawn clients that have sent a usable reply in every exchange of this round so far;
+            empty if `drawn` is.
         notes: numbers and strings, by name, which are written to this round's row of the history. A method may add to
             them.
         device: device on which the server computes; the tensors of messages are already on it.

@@ -47,10 +47,10 @@ def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[Label
         yield test
 
 
-def evaluate_clients(exchanger: Exchanger, evaluate: str | Sequence[int]) -> dict[str, Any]:
+def evaluate_clients(exchanger: Exchanger, evaluate: str | Sequence[int], drawn: Sequence[int]) -> dict[str, Any]:
     """Evaluate clients on their own test images after a round, and return the results as columns of the history."""
     server, down, up = exchanger.server, 0, 0
-    panel = {"drawn": server.drawn, "all": range(server.clients), "none": []}
+    panel = {"drawn": drawn, "all": range(server.clients), "none": []}
     clients = panel[evaluate] if isinstance(evaluate, str) else evaluate
     accuracies: dict[str, list[float]] = {}
     failed: dict[str, str] = {}

@@ -102,14 +102,14 @@ class RoundRunner:
         server.secret, exchanger.resent, self.committed = exchanger.secret(), 0, number - 1
         before, charged, hidden = server.state.copy(), self._charges(), self.method.draws_clients
         try:
-            server.drawn = self._draw()
-            replies = self._exchange(stats)
+            drawn = self._draw()
+            replies = self._exchange(drawn, stats)
             stats.server_seconds += self._update_state(partial(self.method.receive, server, replies))
             self._require_charges(charged)
             del replies
-            row = stats.row(server.drawn) | self._keep_usable_state(before)
+            row = stats.row(drawn) | self._keep_usable_state(before)
             row |= _evaluation.evaluate_global(exchanger, self.test)
-            row |= _evaluation.evaluate_clients(exchanger, self._evaluate) | self._privacy_columns()
+            row |= _evaluation.evaluate_clients(exchanger, self._evaluate, drawn) | self._privacy_columns()
             row |= {"bytes_resent": exchanger.resent} if exchanger.resent else {}
             row = history.masked(row) if hidden else row
         except BaseException as error:
@@ -138,18 +138,26 @@ class RoundRunner:
             return self.exchanger.thread.run(lambda: checked_draw(self.method, self.server))
         return draw_clients(self.server.clients, self._participation, self.server.seed, self.server.round)
 
-    def _exchange(self, stats: RoundStats) -> AggregatedReplies:
+    def _show(self, drawn: Sequence[int], present: Sequence[int]) -> None:
+        """Tell the method the drawn and the present clients. A secret draw is told to none of its functions."""
+        if not self.method.draws_clients:
+            self.server.drawn, self.server.present = list(drawn), list(present)
+
+    def _exchange(self, drawn: Sequence[int], stats: RoundStats) -> AggregatedReplies:
         """Run all exchanges of the round with the drawn clients, and return the aggregated replies of "local"."""
-        method, server = self.method, self.server
-        server.present, replies = list(server.drawn), None
+        method, present, replies = self.method, drawn, None
+        self._show(drawn, present)
         for verb in method.exchanges:
-            aggregator = self._collect(verb, list(server.present), stats, after_local=replies is not None)
-            server.present, aggregated = list(aggregator.clients), aggregator.result()
+            aggregator = self._collect(verb, present, stats, after_local=replies is not None)
+            present, aggregated = list(aggregator.clients), aggregator.result()
+            self._show(drawn, present)
             if verb == "local":
                 self._require_enough(aggregator, stats, 0 if method.draws_clients else self._min_replies)
                 replies = aggregated
             if len(method.exchanges) > 1:
-                self._receive_in(verb, aggregated, stats, after_local=replies is not None)
+                rejected = self._receive_in(verb, aggregated, drawn, stats, after_local=replies is not None)
+                present = [client for client in present if client not in rejected]
+                self._show(drawn, present)
         assert replies is not None
         return replies
 
@@ -168,16 +176,19 @@ class RoundRunner:
                 charged = {event.client for event in self.server.ledger.events[before:]}
                 self._uncharged.append({client for client in stats.replied if str(client) not in charged})
 
-    def _receive_in(self, verb: str, replies: AggregatedReplies, stats: RoundStats, *, after_local: bool) -> None:
+    def _receive_in(
+        self, verb: str, replies: AggregatedReplies, drawn: Sequence[int], stats: RoundStats, *, after_local: bool
+    ) -> Mapping[int, str]:
         """Pass the aggregated replies of one exchange to the method (`Method.receive_exchange`).
 
-        Clients that the method rejects are counted as failed, and get no more requests in this round.
+        Clients that the method rejects are counted as failed, and get no more requests in this round. They are
+        returned, with the reasons.
         """
         rejected: dict[int, str] = {}
 
         def receive() -> None:
             found = self.method.receive_exchange(self.server, verb, replies)
-            rejected.update(checked_rejections(self.method, found, self.server.drawn))
+            rejected.update(checked_rejections(self.method, found, drawn))
 
         try:
             stats.server_seconds += self._update_state(receive)
@@ -188,7 +199,7 @@ class RoundRunner:
             ) from error
         for client, reason in rejected.items():
             stats.fail(verb, client, reason, after_local=after_local)
-        self.server.present = [client for client in self.server.present if client not in rejected]
+        return rejected
 
     def _require_enough(self, replies: Aggregator, stats: RoundStats, least: int) -> None:
         if len(replies.clients) >= least:

@@ -181,12 +181,9 @@ class Filtered(Method):
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Pass the aggregated replies to the method, after the filters have changed them.
 
-        The filters' functions `back` run first, in reverse order, and their functions `after_receive` last. With a
-        private filter, which draws the clients in secret, `server.drawn` and `server.present` are empty.
+        The filters' functions `back` run first, in reverse order, and their functions `after_receive` last.
         """
         schema, before = self.method.expect(server, 0), list[Schema]()
-        if any(one.private for one in self.filters):  # who was drawn is secret, and must not enter the state
-            server = replace(server, drawn=[], present=[])
         old = replace(server, state=server.state.copy())
         for one in self.filters:
             before.append(dict(schema))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from fractions import Fraction
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +48,9 @@ from fl.addons import (
 from fl.aggregation import AggregatedReplies, Aggregator, EntrySpec, Schema
 from fl.averaging.addon import AddOn
 from fl.engine._client_runtime import FAILED_PRIVATELY
+from fl.engine._run_options import OWN_CODE
 from fl.filters.client_dp import Adaptive
+from fl.filters.filter import Filter
 from fl.message import Tensors
 from fl.methods import FedProto
 from tests.fl import quadratic
@@ -275,10 +278,22 @@ def test_means_divide_by_public_numbers_and_hide_the_reply_count() -> None:
 
 
 def test_nobody_learns_who_was_drawn() -> None:
-    """The method, which keeps the state, sees neither the number nor the names of the drawn clients."""
-    method = Sums()
-    play(Filtered(method, ClientDP(1.0, 1.0, CLIPS)), rounds=1)
-    assert (method.seen.drawn, method.seen.present) == ([], [])
+    """No function of the method, an add-on or a filter sees the number or the names of the drawn clients."""
+    seen: dict[str, list[int]] = {}
+
+    def spy(base: Any, *hooks: str) -> Any:
+        def look(one: Any, server: Server, *given: Any, name: str) -> Any:
+            seen[f"{base.__name__}.{name}"] = [*server.drawn, *server.present]
+            return server.state[FedAvg.model] if "model" in name else getattr(base, name)(one, server, *given)
+
+        return type(f"Spy{base.__name__}", (base,), {name: partialmethod(look, name=name) for name in hooks})
+
+    own, looking = spy(Sums, "send", "expect", "receive", "predictors")(), spy(Filter, "send", "after_receive")()
+    added = averaging(spy(AddOn, "send", "expect", "receive", "evaluation_model")())
+    for method, clip, names in (own, CLIPS, "SpyFilter, SpySums"), (added, 1.0, "SpyAddOn, SpyFilter"):
+        run = play(Filtered(method, ClientDP(1.0, 1.0, clip), looking), rounds=1)
+        assert run.rows[-1]["privacy"]["remarks"][1:] == [OWN_CODE.format(names)]
+    assert (len(seen), any(seen.values()), run.server.drawn) == (10, False, [])
 
 
 def test_noise_covers_every_tensor_even_if_no_client_is_drawn() -> None:
