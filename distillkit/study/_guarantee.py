@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from distillkit.privacy import ALL_CLIENTS, Guarantee, Ledger, compose
+from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Guarantee, Ledger, compose
 from distillkit.study._records import read_json
 
 EXACT = (
@@ -27,15 +27,22 @@ OTHERS = (
 )
 """Remark on the private runs of a study on other images."""
 
+DIVIDED = (
+    "the runs protect whole clients, but may divide the images among clients in {} ways (by task and seed), so a "
+    "person need not be the same client in all of them; state the epsilon of the runs of one task and seed"
+)
+"""Reason why runs with different clients have no joint guarantee for a client."""
+
 
 def study_guarantee(out: Path, data: str) -> Guarantee | None:
     """Return the guarantee of all runs in a study's folder that read the given images; None if none has a ledger.
 
     Unfinished and failed runs are included, because they may have released results.
     """
-    ledgers, num_without_ledger, tuned, others = [], 0, False, 0
+    ledgers, num_without_ledger, tuned, others, divisions = [], 0, False, 0, set[str]()
     for path in sorted(out.rglob("config.json")):
-        notes, ledger = read_json(path, checked=False).get("notes") or {}, path.with_name("ledger.jsonl")
+        config, ledger = read_json(path, checked=False), path.with_name("ledger.jsonl")
+        notes = config.get("notes") or {}
         if "task" not in notes:
             continue
         if json.dumps(notes["task"]["with"]["data"]) != data:
@@ -43,14 +50,19 @@ def study_guarantee(out: Path, data: str) -> Guarantee | None:
         else:
             tuned |= bool(notes["validation"])
             num_without_ledger += not ledger.exists()
-            ledgers += [Ledger(ledger)] if ledger.exists() else []
-    return total_guarantee(ledgers, num_without_ledger, tuned, others) if ledgers else None
+            if ledger.exists():
+                ledgers.append(Ledger(ledger))
+                divisions.add(json.dumps([notes["task"], notes.get("partition_seed", config["seed"])]))
+    return total_guarantee(ledgers, num_without_ledger, tuned, others, len(divisions)) if ledgers else None
 
 
 def total_guarantee(
-    ledgers: Sequence[Ledger], num_without_ledger: int = 0, tuned: bool = False, others: int = 0
+    ledgers: Sequence[Ledger], num_without_ledger: int = 0, tuned: bool = False, others: int = 0, divisions: int = 1
 ) -> Guarantee:
     """Return the guarantee for one record over all runs, from the `ledgers` of the runs.
+
+    Runs that protect whole clients have one only if their images were divided among clients in the same way in all of
+    them, that is, if `divisions` is 1.
 
     The record may belong to different clients in different runs. For each run and each combination of sigma and sample
     rate, the number of releases is therefore taken from the client that has the most of them. Delta is the largest of
@@ -72,6 +84,8 @@ def total_guarantee(
     reason = next((g.reason for g in single if g.reason), "")
     if len(relations) > 1:
         reason = reason or f"the runs are private under {' and '.join(relations)}, which one epsilon cannot cover"
+    if divisions > 1 and ADD_OR_REMOVE_CLIENT in relations:
+        reason = reason or DIVIDED.format(divisions)
     without = f"{num_without_ledger} further runs on the same images have no ledger, so nothing bounds what they reveal"
     remarks = [
         f"the releases of {len(ledgers)} runs together{', tuning runs included' if tuned else ''}",

@@ -220,7 +220,8 @@ class Study:
         """Return the privacy guarantee of all runs of this study that read the images of a task.
 
         The releases of tuning runs, failed runs and runs on other tasks with the same images are included. Images are
-        the same if the tasks have equal `data`; a remark counts the private runs on other images. The
+        the same if the tasks have equal `data`; a remark counts the private runs on other images. Runs that protect
+        whole clients have no joint guarantee over several tasks or seeds, whose clients can be other people. The
         accuracies of tuning runs, and the choice of settings by them, are exact and not covered, as a remark of the
         guarantee states. With `tune_on=` other images, or one configuration per candidate, there are none.
 

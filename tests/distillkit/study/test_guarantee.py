@@ -13,9 +13,10 @@ from distillkit import LabeledImages
 from distillkit.condense import random_subset
 from distillkit.data import Split
 from distillkit.normalization import Normalization
-from distillkit.privacy import ADD_OR_REMOVE_CLIENT, Event, Ledger, compose
+from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ADD_OR_REMOVE_RECORD, Event, Ledger, compose
 from distillkit.study import Condense, Study
-from distillkit.study._guarantee import CHOSEN, EXACT, OTHERS, total_guarantee
+from distillkit.study._guarantee import CHOSEN, EXACT, OTHERS, study_guarantee, total_guarantee
+from distillkit.study._records import write_json
 from distillkit.training import Protocol
 from tests.distillkit.study.test_study import task
 from tests.refused import refused
@@ -111,6 +112,17 @@ def test_a_record_may_belong_to_another_client_in_every_run() -> None:
     for single in (one, of(shared, replace(shared, client=0)), of(*one.events, disjoint=False)):
         assert total_guarantee([single]).epsilon == pytest.approx(single.epsilon())
     assert total_guarantee([of(Event("m", SIGMA), delta=1e-6), of(Event("m", SIGMA))]).delta == 1e-5
+
+
+@pytest.mark.parametrize("relation", [ADD_OR_REMOVE_RECORD, ADD_OR_REMOVE_CLIENT])
+def test_clients_of_several_seeds_have_no_joint_epsilon(relation: str, tmp_path: Path) -> None:
+    for number, seed in enumerate((0, 0, 1)):
+        notes = {"task": {"with": {"data": 1}}, "validation": False}
+        write_json(tmp_path / str(number) / "config.json", {"seed": seed, "notes": notes})
+        Ledger(tmp_path / str(number) / "ledger.jsonl").spend(Event("m", SIGMA, relation=relation))
+        total: Any = study_guarantee(tmp_path, "1")
+        assert ["in 2 ways" in total.reason, total.epsilon is None] == 2 * [seed == 1 and "client" in relation]
+        assert total.nominal == pytest.approx(compose([(SIGMA, 1.0, number + 1)], 1e-5).epsilon)
 
 
 def test_seeded_noise_and_mixed_relations_leave_no_guarantee() -> None:
