@@ -22,7 +22,8 @@ PUBLIC_INPUTS = {
     "options": "every other option, which must be chosen without looking at the private data",
     "clients": "the number of clients",
     "taking part": "which clients take part in which round",
-    "disjoint": "the statement that no two clients have the same record",
+    "disjoint": "the statement that no two clients have the same record, in all runs that are charged to one ledger: a "
+    "person is always the same client, with the same number",
     "schedule": "sigma and rate of all releases, which follow a plan, whenever the plan is stopped",
     "records": "the statement that each record is valid and computed from its own raw data alone: no mean image "
     "subtracted, no label smoothed with other records, no second copy, not selected by looking at other records (also "
@@ -31,6 +32,8 @@ PUBLIC_INPUTS = {
     "optimizer": "the statement that the optimizer sees noised gradients only, never records or their losses",
     "server data": "images and models that the server has before round 1 (`server_data`, `init`)",
     "partition": "the division of the records among clients, which counts as given, as in a real federation",
+    "separate": "the statement that training one client changes nothing that the code of another one reads: no global "
+    "or shared state in networks, objectives, augmentations",
 }
 """Inputs and statements that an entry point may take as public and true: name -> description."""
 
@@ -52,6 +55,7 @@ ASSUMPTIONS: dict[str, tuple[str, ...]] = {
     "Ledger": ("disjoint", "schedule", *RECORDS),
     "ClientDP": (
         "classes", "space", "budget", "clip", "model", "seed", "options", "clients", "accuracies", "server data",
+        "separate",
     ),
 }  # fmt: skip
 """Entry point -> the names (in `PUBLIC_INPUTS`) of the inputs and statements that it takes as public and true."""
