@@ -29,6 +29,7 @@ from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.batches import Batch, Phase, batch_at
 from fl.message import Tensors
 from fl.networks import Networks
+from fl.task import Classification, MultiLabel
 
 _CAPTURED: WeakKeyDictionary[Networks, dict[tuple[object, ...], CapturedFunction]] = WeakKeyDictionary()
 """Cache of the gradients captured in this process, so that they are not captured again in every round."""
@@ -183,7 +184,8 @@ class DPSGD(AddOn):
         with _LOCK:
             known = _CAPTURED.setdefault(local.settings.networks, {})
         kinds = tuple((t.shape[1:], t.dtype, t.device) for t in tensors)
-        key = (local.architecture, phase, local.weight, like.num_classes, kinds)
+        task = local.task if type(local.task) in (Classification, MultiLabel) else local.task.loss  # by identity
+        key = (local.architecture, phase, local.weight, like.num_classes, kinds, task)
         if key not in known:
             known[key] = per_example_gradients(local.net, losses, tensors, trained=moved).captured
         known[key].refuse_records()  # captured for another client

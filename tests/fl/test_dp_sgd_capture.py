@@ -14,6 +14,7 @@ from fl.addons import DPSGD, MOON, FedProx
 from fl.addons.dp_sgd import _CAPTURED
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
+from fl.task import Classification
 from tests.distillkit.privacy.faulty_network import FAULTS, OCCASIONS, FaultyNetwork
 from tests.fl import linear, quadratic
 from tests.fl.federations import images
@@ -159,6 +160,9 @@ def test_capture_is_repeated_only_if_the_setting_differs() -> None:
     method = FedAvg(private, factory=FaultyNetwork, weights="uniform", phases=PHASES)
     simulate(method, CLIENTS, rounds=2, ledger=Ledger(), progress=False)
     assert len(_CAPTURED[method.settings.networks]) == 2
+    other = type("Other", (Classification,), {"loss": lambda self, *given: -Classification.loss(self, *given)})(3)
+    simulate(method, CLIENTS, rounds=1, ledger=Ledger(), task=other, progress=False)
+    assert len(_CAPTURED[method.settings.networks]) == 4
 
 
 def test_every_process_captures_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
