@@ -264,7 +264,7 @@ class Method(KeyedObject, ABC):
 
         The function reads only `client` and the `message` that `send` returned. Its reply must match the schema that
         `expect` returns. If the function raises an exception, the client is left out of the round, and the history
-        reports the exception. The exception `BudgetExhausted` ends the run instead.
+        reports the exception. A charge that the ledger refuses (`BudgetExhausted`) ends the run instead.
         """
 
     def read_reply(self, server: Server, reply: Message) -> Message:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from distillkit.privacy import BudgetExhausted, Ledger
+from distillkit.privacy import Ledger
 from distillkit.privacy._journal import LedgerWriteError
 from distillkit.privacy.validation._arguments import refuse_derived
 from fl.engine._client_memory import MemoryStore
@@ -95,10 +96,24 @@ def respond(
         hidden = runtime.method.private or runtime.method.sealed  # notes have neither noise nor a mask
         notes = {} if hidden else client.notes
         return ClientResult(number, reply, notes=notes, remembers=remembers, seconds=cost(client))
-    except (Interrupted, BudgetExhausted, ChangedInput, LedgerWriteError):
+    except (ChangedInput, LedgerWriteError):
         raise
     except Exception as error:  # whatever fails, the history lists the client, and its reply is not used
+        _end_run(runtime, error)
         return ClientResult(number, error=_shown_reason(runtime.method, error), seconds=cost())
+
+
+def _end_run(runtime: ClientRuntime, error: Exception) -> None:
+    """Raise anew an error that ends the run, if the run is being stopped or its ledger has refused a charge.
+
+    A client's code may raise errors of the same classes, perhaps because of its records. They do not end the run.
+    """
+    scratch, ledger = runtime.scratch, runtime.ledger
+    if isinstance(error, Interrupted) and (runtime.stop.is_set() or (scratch is not None and scratch.late)):
+        raise error
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if ledger is not None and frame.f_code is Ledger._check_budget.__code__ and frame.f_locals["self"] is ledger:
+        ledger.check(*frame.f_locals["events"])
 
 
 def _scratch(runtime: ClientRuntime, header: RequestHeader, number: int) -> Scratch | None:

@@ -9,7 +9,6 @@ from typing import Any, Self, cast
 from torch import Tensor, nn
 
 from distillkit._utils.content import content
-from distillkit.privacy import BudgetExhausted
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message
 from fl.method import Method, Predictor
@@ -51,7 +50,7 @@ class Unchanged:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and (issubclass(kind, Interrupted | BudgetExhausted) or not issubclass(kind, Exception)):
+        if kind is not None and (issubclass(kind, Interrupted) or not issubclass(kind, Exception)):
             return
         after = self._now()
         for name in [*self._before, *after]:

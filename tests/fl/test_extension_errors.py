@@ -11,16 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from distillkit.privacy import BudgetExhausted
+from distillkit.privacy import BudgetExhausted, Event, Ledger
 from fl import AddOn, CheckpointError, ClientData, Entry, EntrySpec, FedAvg, NoUsableReply, Predictor, simulate
 from fl.engine._round_stats import RoundStats
 from fl.message import Message
 from fl.method import Method
 from fl.methods import FedProto
+from fl.participants import Interrupted
 from tests.fl.federations import Tiny, federation
 from tests.refused import refused
 
@@ -191,12 +193,15 @@ def test_failing_send_is_no_client_failure() -> None:
 class Ends(AddOn):
     """`send` charges more than the remaining budget; at module level for pickling."""
 
+    private = True
+
     def send(self, server: Any, client: int, message: Message) -> None:
-        raise BudgetExhausted("nothing is left", remaining=0)
+        server.ledger.spend(Event("m", 1.0))
 
 
 def test_budget_exceeded_in_send_ends_the_run() -> None:
-    refused(lambda: play(FedAvg(Ends(), factory=Tiny)), BudgetExhausted, "nothing is left; round 1 was not finished")
+    method = FedAvg(Ends(), factory=Tiny, weights="uniform")
+    refused(lambda: play(method, ledger=Ledger(budget=1.0)), BudgetExhausted, "0 of 1 .*; round 1 was not finished")
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "is refused"])
@@ -382,9 +387,7 @@ def test_factory_must_always_make_the_same_shapes_and_no_lazy_ones() -> None:
     refused(lambda: play(FedAvg(factory=lazy)), ValueError, "1.weight is lazy: give the layer its input size")
 
 
-def test_exhausted_budget_stays_the_error_whatever_was_changed() -> None:
-    def spend(client: Any, message: Message) -> None:
-        first_of(message[FedAvg.model]).add_(1)
-        raise BudgetExhausted("nothing is left", remaining=0)
-
-    refused(lambda: play(after("local", spend)), BudgetExhausted, "nothing is left")
+@pytest.mark.parametrize("error", [BudgetExhausted("nothing is left", remaining=0), Interrupted("late")])
+def test_client_cannot_end_a_run_itself(error: Exception) -> None:
+    end = after("local", Mock(side_effect=error))
+    refused(lambda: play(end), NoUsableReply, f"raised {type(error).__name__}: {error}")
