@@ -116,10 +116,6 @@ class DPSGD(AddOn):
                     f"DPSGD(gradients={self.gradients!r}) trains on the objective alone, but {addon.name} reads "
                     "private examples (data_access = 'example'); use gradients='captured', or leave the add-on out"
                 )
-        if settings.weights != "uniform":
-            raise ValueError(
-                "DPSGD needs weights='uniform': the number of a client's records is private, got 'samples'"
-            )
         for name in settings.networks.names:
             try:
                 require_per_example(settings.networks.draw(name, 2, torch.Generator()))

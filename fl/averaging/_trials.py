@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import require_normalization
+from distillkit.privacy import Ledger
 from distillkit.rng import derive
 from fl._noise_images import empty_set, noise_set, two_noise_images
 from fl.averaging._entries import Entries
@@ -168,7 +169,8 @@ def trial_trainings(
     networks, draws = settings.networks, derive(server.seed, 0, "server", "trial")
     for number in {networks.architecture(k): k for k in reversed(range(server.clients))}.values():
         data = noise_set(server.task, empty_set(server), draws)
-        client = Client(number, data, None, server.task, 1, server.seed, device=server.device)
+        ledger = None if server.ledger is None else Ledger()  # an add-on may charge in `before_training`
+        client = Client(number, data, None, server.task, 1, server.seed, device=server.device, ledger=ledger)
         message = send(server, number)
         if any(a.needs_previous for a in addons):
             client.memory[Entries.last] = received_state(settings, client, message)

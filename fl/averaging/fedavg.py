@@ -140,14 +140,18 @@ class FedAvg(Entries, Method):
         )  # fmt: skip
         for addon in self.addons:
             addon.check(self.settings, self.addons)
-        self._refuse_own_client_code()
+        self._check_private()
         require_own_entries(self.parts)
 
-    def _refuse_own_client_code(self) -> None:
-        """Refuse a subclass with functions of its own on the clients, beside an add-on that alone may see records."""
+    def _check_private(self) -> None:
+        """Refuse what reveals records beside an add-on that alone may see them: weights, and a subclass's own code."""
         private = next((addon.name for addon in self.addons if addon.private), None)
         if private is None:
             return
+        if self.settings.weights != "uniform":
+            raise ValueError(
+                f"{private} needs weights='uniform': the number of a client's records is private, got 'samples'"
+            )
         names = ("local", "answer", "run_on_client", *self.exchanges)
         own = [n for n in names if getattr(type(self), str(n), None) is not getattr(FedAvg, str(n), None)]
         if own:

@@ -165,6 +165,14 @@ def test_capture_is_repeated_only_if_the_setting_differs() -> None:
     assert len(_CAPTURED[method.settings.networks]) == 4
 
 
+def test_an_addon_may_charge_before_training_beside_dp_sgd() -> None:
+    charge: Any = lambda self, local: local.client.spend("own", 1.0)  # noqa: E731
+    own = type("Own", (AddOn,), {"data_access": "none", "private": True, "before_training": charge})()
+    play(FaultyNetwork, own, ledger=(ledger := Ledger()))
+    assert [e.mechanism for e in ledger.events].count("own") == 2
+    refused(lambda: FedAvg(own, factory=FaultyNetwork), ValueError, "Own needs weights='uniform'")
+
+
 def test_every_process_captures_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client in another process captures again; the server's capture does not count for it."""
     monkeypatch.setattr(DPSGD, "dry_run", lambda self, local: None)
