@@ -25,14 +25,15 @@ class BudgetExhausted(PrivacyError):
     Args:
         message: error message, with the refused charge and its client.
         remaining: number of the requested releases that the budget still allows.
+        ledger: ledger that refuses the release.
 
     Attributes:
         remaining: number of the requested releases that the budget still allows.
     """
 
-    def __init__(self, message: str, *, remaining: int) -> None:
+    def __init__(self, message: str, *, remaining: int, ledger: object = None) -> None:
         super().__init__(message)
-        self.remaining = remaining
+        self.remaining, self._ledger = remaining, None if ledger is None else id(ledger)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), remaining=self.remaining), self.args, vars(self)

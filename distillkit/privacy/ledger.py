@@ -603,6 +603,7 @@ class Ledger(Sealed):
             f"{after:.4g}, over the budget of {self.budget:g} (delta {self.delta:g}). {remaining} of {first.count} "
             f"releases of {first.mechanism} fit; or raise sigma, or stop here",
             remaining=remaining,
+            ledger=self,
         )
 
     @contextmanager

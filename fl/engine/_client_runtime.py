@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from distillkit.privacy import Ledger
+from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._journal import LedgerWriteError
 from distillkit.privacy.validation._arguments import refuse_derived
 from fl.engine._client_memory import MemoryStore
@@ -104,16 +103,14 @@ def respond(
 
 
 def _end_run(runtime: ClientRuntime, error: Exception) -> None:
-    """Raise anew an error that ends the run, if the run is being stopped or its ledger has refused a charge.
+    """Raise an error that ends the run again, if the run is being stopped or its ledger has refused a charge.
 
     A client's code may raise errors of the same classes, perhaps because of its records. They do not end the run.
     """
-    scratch, ledger = runtime.scratch, runtime.ledger
-    if isinstance(error, Interrupted) and (runtime.stop.is_set() or (scratch is not None and scratch.late)):
+    if isinstance(error, Interrupted) and (runtime.stop.is_set() or (runtime.scratch and runtime.scratch.late)):
         raise error
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if ledger is not None and frame.f_code is Ledger._check_budget.__code__ and frame.f_locals["self"] is ledger:
-        ledger.check(*frame.f_locals["events"])
+    if isinstance(error, BudgetExhausted) and error._ledger == id(runtime.ledger):
+        raise error
 
 
 def _scratch(runtime: ClientRuntime, header: RequestHeader, number: int) -> Scratch | None:
