@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -122,10 +123,8 @@ def test_chacha20_matches_the_rfc() -> None:
     """RFC 8439, appendix A.1, test vector 1: key stream of a zero key, nonce and counter."""
     first = torch.zeros(2, dtype=torch.int64)
     _crypto.add_mask(first, bytes(32), 1)
-    assert (
-        b"".join(w.to_bytes(8, "little", signed=True) for w in first.tolist()).hex()
-        == "76b8e0ada0f13d90405d6ae55386bd28"
-    )
+    stream = b"".join(w.to_bytes(8, "little", signed=True) for w in first.tolist())
+    assert stream.hex() == "76b8e0ada0f13d90405d6ae55386bd28"
 
 
 # What the server sees.
@@ -226,11 +225,14 @@ def test_changed_foreign_and_old_boxes_are_refused() -> None:
         second.sessions[0].mask_vector(plain([0])[0], {k: honest[k] for k in (0, 1)})
 
 
-def test_vector_is_masked_only_once() -> None:
+def test_vector_is_masked_only_once_and_steps_of_another_round_are_refused() -> None:
     """Otherwise the difference of two masked vectors would be that of their values."""
     run = ProtocolRun(range(3), 2).run_until("mask")
     with pytest.raises(ProtocolError, match="its last step is 'masked' of round 1"):
         run.sessions[1].mask_vector(plain([1])[1], run.boxes_for(1))
+    later = ProtocolRun(range(3), 2, number=2, before=run)
+    with pytest.raises(ProtocolError, match="of round 2, and its last step is 'masked' of round 1"):
+        later.sessions[0].sign_survivors([0, 1, 2])
 
 
 def test_client_signs_one_sum_and_discloses_once() -> None:
@@ -276,15 +278,7 @@ def test_too_few_or_foreign_survivors_are_refused() -> None:
         ([0, 1, 7], "client 7"),
     ):
         run = ProtocolRun(range(4), 3).run_until("mask")
-        with pytest.raises(ProtocolError, match=said):
-            run.sessions[0].sign_survivors(survivors)
-
-
-def test_step_of_another_round_or_run_is_refused() -> None:
-    first = ProtocolRun(range(3), 2).run_until("mask")
-    later = ProtocolRun(range(3), 2, number=2, before=first)
-    with pytest.raises(ProtocolError, match="of round 2, and its last step is 'masked' of round 1"):
-        later.sessions[0].sign_survivors([0, 1, 2])
+        refused(partial(run.sessions[0].sign_survivors, survivors), ProtocolError, said)
 
 
 def test_false_share_is_detected() -> None:
@@ -322,8 +316,7 @@ def test_keyring_is_private_and_persistent(tmp_path: Path) -> None:
 def test_invalid_registries_are_refused(tmp_path: Path) -> None:
     key, other = "ab" * 32, "cd" * 32
     for keys, said in (({0: key}, "at least two"), ({0: key, 1: key}, "one key twice"), ({0: key, 1: "x"}, "64 hexa")):
-        with pytest.raises(ValueError, match=said):
-            Registry(keys)
+        refused(partial(Registry, keys), ValueError, said)
     refused(lambda: Registry([key, other]), TypeError, "clients' numbers")
     (tmp_path / "x").write_text("[1]", encoding="utf-8")
     refused(lambda: Registry.read(tmp_path / "x"), ValueError, "is not a registry")
