@@ -53,15 +53,11 @@ def test_composition_accepts_all_remaining_options_of_fedavg(kind: type[FedAvg])
 
 
 @compositions
-def test_unspecified_options_default_to_those_of_fedavg(kind: type[FedAvg]) -> None:
+def test_options_default_to_those_of_fedavg_and_unknown_ones_are_refused(kind: type[FedAvg]) -> None:
     """A default in the signature is the one in effect."""
     taken = {n: p.default for n, p in options(kind).items() if n in options(FedAvg) and p.default is not p.empty}
     given = {n: v for n, v in taken.items() if v is not None}
     assert repr(MADE[kind]()) == repr(MADE[kind](**given))
-
-
-@compositions
-def test_compositions_accept_more_addons_but_no_unknown_options(kind: type[FedAvg]) -> None:
     assert [a.name for a in MADE[kind](FedProx(0.1)).addons if isinstance(a, FedProx)] == ["FedProx"]
     refused(lambda: MADE[kind](weight_decya=0.1), TypeError, "unexpected keyword argument 'weight_decya'")
     for name in SET.get(kind, set()):

@@ -24,14 +24,10 @@ from fl.message import Entry
 from fl.methods import FedDM, FedLGD, FedProto
 from tests.fl.federations import Tiny, federation
 from tests.fl.invariances import assert_same
+from tests.fl.test_vhl import run_method
 from tests.fl.virtual_reference import Small, assert_close, averaged, initial_network, supcon, toy, trained
 
 FEW: dict[str, Any] = {"ipc": 2, "steps": 3, "refine_steps": 2, "selected": (1, 3)}
-
-
-def run_method(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
-    method = FedAvg(*addons, **{"factory": Tiny, "lr": 0.05, "batch": 6, **options})
-    return simulate(method, clients or federation(), rounds=rounds, progress=False)
 
 
 # Anchors.

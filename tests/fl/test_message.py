@@ -273,13 +273,10 @@ def test_unsupported_values_are_refused_when_encoded() -> None:
 
 def test_misuse_of_a_message_is_refused() -> None:
     message: Any = full()
+    name = Parts.number.key
     with pytest.raises(AttributeError, match="h"):
         message.h = torch.zeros(2)
     refused(lambda: list(message), TypeError, r"`items\(\)` yields")
-    for use in (
-        lambda: message["Parts.number"],
-        lambda: message.get("Parts.number"),
-        lambda: "Parts.number" in message,
-    ):
+    for use in (lambda: message[name], lambda: message.get(name), lambda: name in message):
         refused(use, TypeError, r"by an Entry, got 'Parts.number'")
     refused(lambda: message.__delitem__(MoreParts.extra), KeyError, "holds no 'MoreParts.extra'")

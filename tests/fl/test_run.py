@@ -74,7 +74,7 @@ def test_repr_of_a_run_is_one_line() -> None:
     assert "2 replies left out" in repr(failed)
 
 
-def test_last_and_best_accuracy_differ_in_a_run_that_falls() -> None:
+def test_run_that_falls_is_plotted_and_its_last_and_best_accuracy_differ() -> None:
     run = play(rounds=3)
     rows = [{**row, "accuracy": accuracy} for row, accuracy in zip(run.rows, (0.2, 0.9, 0.4), strict=True)]
     falling = Run(rows, run.server, {}, run.method)
@@ -82,6 +82,9 @@ def test_last_and_best_accuracy_differ_in_a_run_that_falls() -> None:
     line = history.summary(rows)
     assert (line["accuracy_last"], line["accuracy_best"]) == (0.4, 0.9)
     assert repr(falling).endswith("accuracy 40.0 % (best 90.0 %))")
+    (drawn,) = plot.curves(falling).axes[0].lines
+    assert [y / 100 for _, y in drawn.get_xydata()] == pytest.approx([0.2, 0.9, 0.4])
+    assert len(plot.curves({"a": run, "b": [run, run]}).axes[0].lines) == 2
 
 
 def test_repr_without_evaluation_or_rounds_omits_unknown_values() -> None:
@@ -169,13 +172,6 @@ def test_notes_of_an_add_on_replace_no_column() -> None:
 
     [row] = simulate(FedAvg(Noting(), factory=Tiny), federation(), rounds=1, progress=False).rows
     assert (row["failed"], row["note_failed"], row["mine"]) == ({}, 7, 8)
-
-
-def test_run_is_plotted_without_options() -> None:
-    run = play(rounds=3)
-    (drawn,) = plot.curves(run).axes[0].lines
-    assert [y / 100 for _, y in drawn.get_xydata()] == pytest.approx([row["accuracy"] for row in run.rows])
-    assert len(plot.curves({"a": run, "b": [run, run]}).axes[0].lines) == 2
 
 
 @pytest.mark.parametrize("private", [False, True])

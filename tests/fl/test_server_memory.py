@@ -155,7 +155,7 @@ def client_data(memories: MemoryStore, client: int, *versions: str) -> list[str]
     return [v for v in versions if v in memories._versions(client)]
 
 
-def test_pending_memory_is_readable_and_discarded_with_a_failed_round(memories: MemoryStore) -> None:
+def test_pending_memory_is_readable_but_unused_after_a_failed_or_killed_round(memories: MemoryStore) -> None:
     memories.stage(4, "1-a", memory(1.0))
     memories.commit({4: "1-a"})
     memories.stage(4, "2-a", memory(2.0))
@@ -165,12 +165,7 @@ def test_pending_memory_is_readable_and_discarded_with_a_failed_round(memories: 
     memories.rollback()
     assert client_data(memories, 4, "1-a", "2-b") == ["1-a"]
     assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
-
-
-def test_memory_of_a_killed_round_is_not_used_by_the_rerun(memories: MemoryStore) -> None:
-    """Clients 4 and 7 replied in the killed attempt of round 2, but not in the committed one; 7 for the first time."""
-    memories.stage(4, "1-a", memory(1.0))
-    memories.commit({4: "1-a"})
+    # Clients 4 and 7 reply in a killed attempt of round 2, but not in the committed one; 7 for the first time.
     memories.stage(4, "2-a", memory(2.0))
     memories.stage(5, "2-b", memory(3.0))
     memories.commit({5: "2-b"})

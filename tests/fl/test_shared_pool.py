@@ -93,10 +93,7 @@ def test_without_selection_it_equals_feddf_with_logits_sent(rate: float) -> None
 
 @pytest.mark.parametrize(
     ("addon", "size"),
-    [
-        (SharedPool(PICTURES, **SMALL, rate=0.5), 14 * 16),
-        (SharedImage(PHOTO, count=14, **SMALL, rate=0.5), 24 * 30),
-    ],
+    [(SharedPool(PICTURES, **SMALL, rate=0.5), 14 * 16), (SharedImage(PHOTO, count=14, **SMALL, rate=0.5), 24 * 30)],
     ids=["pool", "image"],
 )
 def test_picture_is_sent_once_and_then_indices_and_logits(addon: SharedPool, size: int) -> None:

@@ -44,10 +44,7 @@ def feddm(**options: Any) -> FedDM:
     return FedDM(factory=Tiny, **{**small, **options})
 
 
-METHODS = {
-    "fedavg": lambda: FedAvg(FedProx(0.1), factory=lambda k: Tiny(k, norm=True), momentum=0.9),
-    "feddm": feddm,
-}
+METHODS = {"fedavg": lambda: FedAvg(FedProx(0.1), factory=lambda k: Tiny(k, norm=True), momentum=0.9), "feddm": feddm}
 
 
 def play(name: str, out: Path | RunFolder, rounds: int = 3, **options: Any) -> Any:
@@ -95,9 +92,7 @@ def test_keyboard_interrupt_stops_and_keeps_the_last_round(tmp_path: Path) -> No
     finally:
         signal.signal(signal.SIGINT, usual)
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("client", "server"))]
-    manifest = Store(tmp_path).manifest()
-    assert manifest is not None
-    assert manifest["round"] == 2
+    assert Store(tmp_path).manifest()["round"] == 2  # type: ignore[index]
 
 
 class Faulty(AddOn):
@@ -145,9 +140,7 @@ def test_too_few_replies_end_the_run_and_keep_the_last_round(tmp_path: Path) -> 
     with pytest.raises(NoUsableReply, match="the state after round 2 is kept"):
         simulate(FedAvg(Later(), factory=Tiny), clients, rounds=5, out=out, progress=False)
     assert len(timeless(out)) == 2
-    manifest = Store(out).manifest()
-    assert manifest is not None
-    assert manifest["round"] == 2
+    assert Store(out).manifest()["round"] == 2  # type: ignore[index]
 
 
 def test_clients_without_images_are_empty_and_not_failed() -> None:
@@ -237,19 +230,15 @@ def test_resuming_restores_the_model_of_the_last_completed_round(
     assert sorted(tmp_path.glob("checkpoint/clients/*/*")) == memories
 
 
-def test_folder_with_a_run_is_refused_without_resume(tmp_path: Path) -> None:
-    play("fedavg", tmp_path)
-    refused(lambda: play("fedavg", tmp_path), ValueError, "holds a run already: pass resume=True")
-
-
 def test_history_without_a_run_is_emptied(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text('{"round": 9}\n', encoding="utf-8")
     play("fedavg", tmp_path, rounds=2)
     assert [row["round"] for row in timeless(tmp_path)] == [1, 2]
 
 
-def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+def test_folder_with_a_run_is_refused_without_resume_and_other_settings_by_name(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
+    refused(lambda: play("fedavg", tmp_path), ValueError, "holds a run already: pass resume=True")
     refused(lambda: play("fedavg", tmp_path, seed=5, resume=True), CheckpointError, "seed: was 4, now 5")
     refused(lambda: play("feddm", tmp_path, resume=True), CheckpointError, "method: was .*fl:FedAvg.*, now .*fl:FedDM")
 
@@ -271,10 +260,9 @@ def test_other_loss_augmentation_or_initial_weights_are_another_run(tmp_path: Pa
     assert all("0x" not in s and ".None" not in s for s in said)
     assert "objective=CrossEntropyLoss()" in said[2]
     simulate(FedAvg(factory=Tiny), federation(), rounds=1, out=tmp_path, progress=False)
+    changed = FedAvg(factory=Tiny, augment=flat)
     with pytest.raises(CheckpointError, match=r"method\.augment: was .*, now .*\.flat"):
-        simulate(
-            FedAvg(factory=Tiny, augment=flat), federation(), rounds=2, out=tmp_path, resume=True, progress=False
-        )  # fmt: skip
+        simulate(changed, federation(), rounds=2, out=tmp_path, resume=True, progress=False)
 
 
 def test_full_disk_error_names_the_file_and_keeps_the_last_round(
@@ -295,9 +283,7 @@ def test_full_disk_error_names_the_file_and_keeps_the_last_round(
     with pytest.raises(CheckpointError, match=r"cannot write .*server\.3\.safetensors: No space left on device"):
         play("fedavg", out, rounds=3, resume=True)
     monkeypatch.undo()
-    manifest = Store(out).manifest()
-    assert manifest is not None
-    assert manifest["round"] == 2
+    assert Store(out).manifest()["round"] == 2  # type: ignore[index]
     play("fedavg", out, rounds=3, resume=True)
     assert timeless(out) == timeless(tmp_path / "whole")
 

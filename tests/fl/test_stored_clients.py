@@ -70,7 +70,8 @@ def test_stored_run_equals_the_run_in_memory(source: Path, tmp_path: Path) -> No
     assert torch.equal(weights(run), weights(other))
 
 
-def data_access(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Return the rows of every later read."""
     found: list[torch.Tensor] = []
     read = PixelFile.read
@@ -84,23 +85,22 @@ def data_access(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 
 def test_only_drawn_clients_are_read_and_the_test_set_in_batches(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, reads: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, test = stored(source, tmp_path)
-    found = data_access(monkeypatch)
     how: dict[str, Any] = {"evaluate": "none", "progress": False, "out": tmp_path / "run"}
     run = simulate(METHOD, held, test=test, rounds=1, participation=1 / 4, **how)
     [drawn] = run.rows[0]["drawn"]
-    pictures = [rows for rows in found if len(rows)]
+    pictures = [rows for rows in reads if len(rows)]
     train, own = held[drawn].train, held[drawn].test
     assert isinstance(train, StoredImages)
     assert isinstance(own, StoredImages)
     assert [len(rows) for rows in pictures] == [len(train), len(own), len(test)]
     monkeypatch.setattr("fl.engine._evaluation.evaluation_batch_size", lambda shape, device: 5)
-    found.clear()
+    reads.clear()
     again = simulate(METHOD, held, test=test, rounds=2, participation=1 / 4, resume=True, **how)
-    assert [len(rows) for rows in found if len(rows)][2:] == [5, 5, 2]
-    assert (len(again.rows), len(found) - sum(1 for rows in found if not len(rows))) == (2, 5)
+    assert [len(rows) for rows in reads if len(rows)][2:] == [5, 5, 2]
+    assert (len(again.rows), len(reads) - sum(1 for rows in reads if not len(rows))) == (2, 5)
 
 
 def test_config_of_a_run_identifies_its_images(source: Path, tmp_path: Path) -> None:
@@ -116,23 +116,18 @@ def test_config_of_a_run_identifies_its_images(source: Path, tmp_path: Path) -> 
     assert other["test"] == whole["test"] == [12, whole["test"][1]]
 
 
-def test_clients_with_shared_images_are_found_without_reading(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_with_shared_images_are_found_without_reading(source: Path, tmp_path: Path, reads: Any) -> None:
     held, _ = stored(source, tmp_path)
     parts = [client.train.replace(info={}, classes_given=True) for client in held]
     method = FedAvg(factory=Tiny, steps=2, batch=4, lr=0.05, weights="uniform")
-    private, found = Filtered(method, ClientDP(1.0, 0.5, 1.0)), data_access(monkeypatch)
+    private = Filtered(method, ClientDP(1.0, 0.5, 1.0))
     with pytest.warns(UserWarning, match="clients 1 and 3 have the same images"):
         simulate(private, [*parts[:3], parts[1]], rounds=1, ledger=Ledger(), secret=0, progress=False)
-    assert sum(len(rows) for rows in found) <= sum(map(len, parts))  # of the clients drawn
+    assert sum(len(rows) for rows in reads) <= sum(map(len, parts))  # of the clients drawn
 
 
-def test_invalid_clients_are_refused_before_anything_is_read(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_clients_are_refused_before_anything_is_read(source: Path, tmp_path: Path, reads: Any) -> None:
     held, test = stored(source, tmp_path)
-    found = data_access(monkeypatch)
     data = held[0].train
     assert isinstance(data, StoredImages)
     go = partial(simulate, METHOD, rounds=1, progress=False)
@@ -145,7 +140,7 @@ def test_invalid_clients_are_refused_before_anything_is_read(
     with pytest.raises(TypeError, match=r"server_data\['proxy'\] must be in memory.*data.read\(indices\)"):
         go([data], server_data={"proxy": test})  # type: ignore[dict-item]
     mixed: list[LabeledImages | StoredImages] = [data.read(), data]
-    assert [len(rows) for rows in found if len(rows)] == [len(data)]  # for the line above
+    assert [len(rows) for rows in reads if len(rows)] == [len(data)]  # for the line above
     assert go(mixed).rows[0]["failed"] == {}
 
 

@@ -195,42 +195,36 @@ def test_lazy_client_is_checked_when_drawn() -> None:
     assert "clients[1] does not fit clients[0]: clients[0] and clients[1] have different" in row["failed"]["1"]
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"clients": {0: images(9, 0)}}, "clients must be a sequence of sets, one for each client, got dict"),
-        ({"clients": images(9, 0)}, "clients must be a sequence of sets, one for each client, got LabeledImages"),
-        ({"clients": [1]}, r"clients\[0\] must be a LabeledImages, .*a pair of both"),
-        ({"clients": [ClientData(images(9, 0), 3)]}, r"clients\[0\].test must be a LabeledImages, .* got int"),  # type: ignore[arg-type]
-        ({"evaluate": [0.5]}, "evaluate must be 'drawn'"),
-        ({"on_round": 3}, r"on_round is called as on_round\(row\)"),
-        ({"on_round": lambda: None}, r"on_round is called as on_round\(row\)"),
-    ],
-)
-def test_arguments_of_wrong_types_are_named(options: dict[str, Any], error: str) -> None:
-    refused(lambda: play(**options), TypeError, error)
+SEQUENCE = "clients must be a sequence of sets, one for each client, got "
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
+    ("options", "kind", "error"),
     [
-        ({"evaluate": [77]}, r"from 0 to 4; got \[77\]"),
-        ({"evaluate": []}, r"got \[\]"),
-        ({"participation": 9}, "asks for 9 clients, but there are 5"),
-        ({"clients": []}, "at least one set"),
-        ({"evaluate": [1, 1]}, r"each once"),
-        ({"resume": True}, "resume needs a folder: give out"),
-        ({"device": "gpu"}, "device must be one that this machine has, got 'gpu'"),
-        ({"device": "meta"}, "device must be one that this machine has, got 'meta'"),
-        ({"task": Classification(4)}, "the task has 4 classes, the clients' sets have 3"),
-        ({"task": MultiLabel(3)}, r"MultiLabel\(num_classes=3\) needs labels as rows"),
-        ({"min_replies": 6}, "min_replies is 6, but only 5 clients take part"),
-        ({"ledger": Ledger()}, "ledger is given, but the method is not private"),
-        ({"secret": 3}, "secret is given, but the method is not private"),
+        ({"clients": {0: other()}}, TypeError, SEQUENCE + "dict"),
+        ({"clients": other()}, TypeError, SEQUENCE + "LabeledImages"),
+        ({"clients": [1]}, TypeError, r"clients\[0\] must be a LabeledImages, .*a pair of both"),
+        ({"clients": [ClientData(other(), 3)]}, TypeError, r"clients\[0\].test must be a LabeledImages, .* got int"),  # type: ignore[arg-type]
+        ({"evaluate": [0.5]}, TypeError, "evaluate must be 'drawn'"),
+        ({"on_round": 3}, TypeError, r"on_round is called as on_round\(row\)"),
+        ({"on_round": lambda: None}, TypeError, r"on_round is called as on_round\(row\)"),
+        ({"evaluate": [77]}, ValueError, r"from 0 to 4; got \[77\]"),
+        ({"evaluate": []}, ValueError, r"got \[\]"),
+        ({"participation": 9}, ValueError, "asks for 9 clients, but there are 5"),
+        ({"clients": []}, ValueError, "at least one set"),
+        ({"evaluate": [1, 1]}, ValueError, r"each once"),
+        ({"resume": True}, ValueError, "resume needs a folder: give out"),
+        ({"device": "gpu"}, ValueError, "device must be one that this machine has, got 'gpu'"),
+        ({"device": "meta"}, ValueError, "device must be one that this machine has, got 'meta'"),
+        ({"task": Classification(4)}, ValueError, "the task has 4 classes, the clients' sets have 3"),
+        ({"task": MultiLabel(3)}, ValueError, r"MultiLabel\(num_classes=3\) needs labels as rows"),
+        ({"min_replies": 6}, ValueError, "min_replies is 6, but only 5 clients take part"),
+        ({"ledger": Ledger()}, ValueError, "ledger is given, but the method is not private"),
+        ({"secret": 3}, ValueError, "secret is given, but the method is not private"),
     ],
 )
-def test_invalid_values_are_named(options: dict[str, Any], error: str) -> None:
-    refused(lambda: play(**options), ValueError, error)
+def test_invalid_arguments_are_named(options: dict[str, Any], kind: type[Exception], error: str) -> None:
+    refused(lambda: play(**options), kind, error)
 
 
 def test_label_rows_need_a_task() -> None:

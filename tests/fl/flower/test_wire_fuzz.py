@@ -40,7 +40,7 @@ from tests.fl.flower.test_runs import FAST, client_data
 from tests.fl.test_private_runs import SIGMA
 from tests.refused import refused
 
-QUICK, MANY = 300, 10_000
+number_of_changes = pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 CONFIG = {"partition-id": 1, "num-partitions": 5}
 ODD: list[Any] = [
     None, True, -1, 10**400, -(10**400), 2**63, math.nan, math.inf, 1e308, "", "x", "../../evil", "/evil", "a\0b",
@@ -98,7 +98,8 @@ def files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
-def check_node(count: int, tmp_path: Path) -> None:
+@number_of_changes
+def test_changed_requests_are_refused_before_anything_is_written(count: int, tmp_path: Path) -> None:
     inside, draws = tmp_path / "world" / "node", random.Random(0)
     node = Node(Cached(**FAST), client_data, folder=inside)
     node.handle_query({}, CONFIG)  # writes the node's key
@@ -117,16 +118,8 @@ def check_node(count: int, tmp_path: Path) -> None:
     assert sum(files(inside).values()) < 50_000
 
 
-def test_changed_requests_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    check_node(QUICK, tmp_path)
-
-
-@pytest.mark.slow
-def test_many_changed_requests_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    check_node(MANY, tmp_path)
-
-
-def check_server(count: int) -> None:
+@number_of_changes
+def test_changed_replies_are_failures_of_their_client(count: int) -> None:
     draws, ledger = random.Random(1), Ledger(delta=1e-5)
     good = ClientResult(1, Message.unchecked({"x": torch.ones(3)}), seconds=1.0, notes={"images": 3})
     line = [2, {"event": {**vars(Event("sum", SIGMA)), "client": "1"}}]
@@ -152,15 +145,6 @@ def node_info() -> Any:
     from tests.fl.flower.test_node_ledger import INFO
 
     return INFO
-
-
-def test_changed_replies_are_failures_of_their_client() -> None:
-    check_server(QUICK)
-
-
-@pytest.mark.slow
-def test_many_changed_replies_are_failures_of_their_client() -> None:
-    check_server(MANY)
 
 
 class Odd:
