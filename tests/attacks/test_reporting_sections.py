@@ -27,16 +27,12 @@ from distillkit._utils.tables import Table
 from distillkit.networks import ConvNet
 from distillkit.privacy import Event, Ledger, gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
+from tests.attacks.test_reporting_evidence import folder, rows
 
 
 def images(seed: int, n: int = 24, **info: Any) -> LabeledImages:
     pixels = torch.rand(n, 1, 8, 8, generator=derive(seed))
     return LabeledImages(pixels, torch.arange(n) % 2, num_classes=2, info=info)
-
-
-def folder(**parts: Any) -> RecordedRun:
-    none: dict[str, Any] = {"config": {}, "history": [], "published_set": None, "models": {}}
-    return RecordedRun(**{"path": Path("run"), "transcript": False, **none, **parts})
 
 
 def seen(
@@ -49,10 +45,6 @@ def seen(
 
 def words(section: Section) -> str:
     return "\n".join(part for part in section.parts if isinstance(part, str))
-
-
-def rows(section: Section) -> list[Sequence[str]]:
-    return [row for part in section.parts if isinstance(part, Table) for row in part.cells]
 
 
 # What was charged.

@@ -46,6 +46,11 @@ TRY = BARE + (
 
 
 @pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return tmp_path / ".owner.lock"
+
+
+@pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
@@ -76,8 +81,7 @@ def test_second_process_is_refused_with_the_owners_process_id(tmp_path: Path, st
 
 
 @pytest.mark.parametrize("code", [HOLD, FORK], ids=["alone", "with a forked child that lives on"])
-def test_killed_owner_leaves_no_lock(code: str, tmp_path: Path, start: Any) -> None:
-    lock = tmp_path / ".owner.lock"
+def test_killed_owner_leaves_no_lock(code: str, lock: Path, start: Any) -> None:
     holder = start(code, lock)
     assert holder.stdout.readline()
     with pytest.raises(InUse, match=f"in use by process {holder.pid}: wait") as refused, locked(lock, "it", wait=0.1):
@@ -100,17 +104,15 @@ FORKED = BARE + (
 )
 
 
-def test_forked_child_does_not_release_the_lock(tmp_path: Path, start: Any) -> None:
-    lock = tmp_path / ".owner.lock"
+def test_forked_child_does_not_release_the_lock(lock: Path, start: Any) -> None:
     holder = start(FORKED, lock)
     assert holder.stdout.readline()
     with pytest.raises(InUse, match=f"in use by process {holder.pid}: wait"), locked(lock, "it", wait=0.1):
         pass
 
 
-def test_releasing_an_unowned_lock_does_nothing(tmp_path: Path, start: Any) -> None:
+def test_releasing_an_unowned_lock_does_nothing(lock: Path, start: Any) -> None:
     """As in the child of a fork: the lock belongs to its parent."""
-    lock = tmp_path / ".owner.lock"
     with locked(lock, "it"):
         held, _ = locking._OURS.pop(lock.resolve())
     assert tried(start, lock) != "got it"
@@ -119,8 +121,7 @@ def test_releasing_an_unowned_lock_does_nothing(tmp_path: Path, start: Any) -> N
     assert tried(start, lock) == "got it"
 
 
-def test_lock_waits_briefly_for_an_ending_owner(tmp_path: Path, start: Any) -> None:
-    lock = tmp_path / ".owner.lock"
+def test_lock_waits_briefly_for_an_ending_owner(lock: Path, start: Any) -> None:
     holder = start(HOLD, lock)
     assert holder.stdout.readline()
     threading.Timer(0.5, holder.kill).start()
@@ -128,8 +129,7 @@ def test_lock_waits_briefly_for_an_ending_owner(tmp_path: Path, start: Any) -> N
         pass
 
 
-def test_another_thread_is_another_owner_unless_shared(tmp_path: Path, start: Any) -> None:
-    lock = tmp_path / ".owner.lock"
+def test_another_thread_is_another_owner_unless_shared(lock: Path, start: Any) -> None:
     found: list[BaseException | None] = []
 
     def attempt(shared: bool) -> None:
@@ -150,8 +150,7 @@ def test_another_thread_is_another_owner_unless_shared(tmp_path: Path, start: An
     assert tried(start, lock) == "got it"
 
 
-def test_unreadable_owner_file_names_no_process(tmp_path: Path, start: Any) -> None:
-    lock = tmp_path / ".owner.lock"
+def test_unreadable_owner_file_names_no_process(lock: Path, start: Any) -> None:
     with locked(lock, "the run in x"):
         lock.with_suffix(".json").write_text('{"pid": 7, "host": "elsewhere"}', encoding="utf-8")
         assert tried(start, lock).startswith("7 the run in x is in use by process 7 on elsewhere: wait for it")
@@ -210,9 +209,8 @@ def test_only_a_worker_can_end_with_its_parent() -> None:
         exit_with_parent()
 
 
-def test_lock_survives_the_removal_of_its_file(tmp_path: Path, start: Any) -> None:
+def test_lock_survives_the_removal_of_its_file(lock: Path, start: Any) -> None:
     """Until its owner ends (defect B11)."""
-    lock = tmp_path / ".owner.lock"
     owner = start(HOLD, lock)
     assert owner.stdout.readline().strip() == "held"
     lock.unlink()

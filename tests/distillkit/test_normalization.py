@@ -108,14 +108,11 @@ def test_integer_pixels_are_refused_not_truncated(dtype: torch.dtype) -> None:
         Normalization([0.5], [0.25]).encode(torch.ones(1, 1, 2, 2, dtype=dtype))
 
 
-def test_only_zca_whitening_is_accepted() -> None:
+def test_other_whitening_and_statistics_of_invalid_pixels_are_refused() -> None:
     with pytest.raises(FloatingPointError, match="covariance of the images: standardize"):
         ZCA.fit(torch.tensor([3e38, -3e38]).view(2, 1, 1, 1))
     with pytest.raises(TypeError, match=r"zca must be a ZCA, such as ZCA.fit\(images\), or None, got Tensor"):
         Normalization([0.5], [0.25], torch.eye(4))  # type: ignore[arg-type]
-
-
-def test_statistics_of_invalid_pixels_are_refused() -> None:
     refused(lambda: Normalization.of(torch.zeros(0, 1, 2, 2)), ValueError, "pixels must not be empty")
     with pytest.raises(TypeError, match="pixels must be floating point"):
         Normalization.of(torch.zeros(1, 1, 2, 2, dtype=torch.uint8))

@@ -125,10 +125,10 @@ UNITS = {
 """What a bar counts; steps by default."""
 
 
-def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+def terminal(monkeypatch: pytest.MonkeyPatch, interactive: bool = True) -> io.StringIO:
     """Make stderr a terminal for the rest of the test. (Pytest restores its own `sys.stderr` after fixtures.)"""
     shown = io.StringIO()
-    shown.isatty = lambda: True  # type: ignore[method-assign]
+    shown.isatty = lambda: interactive  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setattr(progress, "DELAY", 0.0)
     return shown
@@ -170,9 +170,7 @@ def test_bar_of_continued_work_begins_where_it_was(monkeypatch: pytest.MonkeyPat
 
 def test_notebook_shows_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The streams of its kernel are no terminals."""
-    shown = io.StringIO()
-    monkeypatch.setattr("sys.stderr", shown)
-    monkeypatch.setattr(progress, "DELAY", 0.0)
+    shown = terminal(monkeypatch, interactive=False)
     CALLS["herding"][1]()
     assert shown.getvalue() == ""
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
@@ -180,22 +178,8 @@ def test_notebook_shows_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "herding" in shown.getvalue()
 
 
-def test_log_gets_lines_at_intervals_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_states_what_is_done_at_intervals_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step a second, from step 100 to 1600: lines after 10, 20, 40, ... seconds, and at most ten minutes apart."""
-    log, seconds = io.StringIO(), [0.0]
-    monkeypatch.setattr("sys.stderr", log)
-    monkeypatch.setattr("distillkit._utils.progress.time.monotonic", lambda: seconds[0])
-    with progress.bar(1600, "work", done=100) as shown:
-        shown.set_postfix_str("loss 2.5")
-        for _ in range(1500):
-            seconds[0] += 1
-            shown.update()
-    lines = log.getvalue().splitlines()
-    assert lines[0] == "work: 110 of 1600 steps (7%), 0:00:10 passed, about 0:24:50 left, loss 2.5"
-    assert [int(line.split()[1]) - 100 for line in lines] == [10, 20, 40, 80, 160, 320, 640, 1240]
-
-
-def test_log_of_unknown_length_states_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     log, seconds = io.StringIO(), [0.0]
     monkeypatch.setattr("sys.stderr", log)
     monkeypatch.setattr("distillkit._utils.progress.time.monotonic", lambda: seconds[0])
@@ -210,6 +194,14 @@ def test_log_of_unknown_length_states_what_is_done(monkeypatch: pytest.MonkeyPat
         seconds[0] = 1000.0
         quiet.update()
     assert "quiet" not in log.getvalue()
+    with progress.bar(1600, "work", done=100) as shown:
+        shown.set_postfix_str("loss 2.5")
+        for _ in range(1500):
+            seconds[0] += 1
+            shown.update()
+    lines = log.getvalue().splitlines()[1:]
+    assert lines[0] == "work: 110 of 1600 steps (7%), 0:00:10 passed, about 0:24:50 left, loss 2.5"
+    assert [int(line.split()[1]) - 100 for line in lines] == [10, 20, 40, 80, 160, 320, 640, 1240]
 
 
 Bars = list[tuple[str, str, int, int, int]]

@@ -300,9 +300,8 @@ def test_consensus_pairs_images_of_one_class_by_hand() -> None:
     assert means[1].flatten().tolist() == pytest.approx([9.1, 5.1, 0.1])
     first_labels, mid, last = (torch.tensor(y) for y in ([1, 1, 0], [1, 0, 1], [0, 1, 1]))
     labels = {0: first_labels, 1: mid, 2: last}  # the search of restart 1 has ended
-    assert group_mean({2: second, 0: first}, labels)[2].flatten().tolist() == pytest.approx(
-        [9.1, 5.1, 0.1]
-    )  # 1 has ended
+    left = group_mean({2: second, 0: first}, labels)
+    assert left[2].flatten().tolist() == pytest.approx([9.1, 5.1, 0.1])
     mixed = {0: torch.tensor([5.0, -9, 9, 0]).view(4, 1, 1, 1), 1: torch.tensor([9.2, 0.2, 5.2, -8.8]).view(4, 1, 1, 1)}
     cycled = group_mean(mixed, {0: torch.tensor([1, 0, 1, 1]), 1: torch.tensor([1, 1, 1, 0])})
     assert cycled[0].flatten().tolist() == pytest.approx([5.1, -8.9, 9.1, 0.1])

@@ -336,8 +336,10 @@ def test_npz_of_classes(tmp_path: Path, channels: tuple[int, ...], val: bool) ->
     assert (split.validation is not None) == val
 
 
-def test_npz_of_rows(tmp_path: Path) -> None:
+def test_npz_of_rows_and_with_the_largest_label_in_test(tmp_path: Path) -> None:
     found = npz_arrays()
+    found["test_labels"][0] = 7
+    assert load_npz(write_npz(tmp_path, **found)).train.num_classes == 8
     found |= {key: np.eye(2, dtype=int)[held[:, 0] % 2] for key, held in found.items() if "labels" in key}
     split = load_npz(write_npz(tmp_path, **found))
     assert torch.equal(split.train.labels, torch.from_numpy(found["train_labels"]).float())
@@ -383,12 +385,6 @@ def test_equal_images_in_two_parts_or_classes_are_reported(tmp_path: Path, part:
             warnings.simplefilter("always")
             load()
         assert [str(w.message)[: len(words)] for w, words in zip(said, expected, strict=True)] == expected
-
-
-def test_the_largest_label_of_any_split_counts(tmp_path: Path) -> None:
-    found = npz_arrays()
-    found["test_labels"][0] = 7
-    assert load_npz(write_npz(tmp_path, **found)).train.num_classes == 8
 
 
 def bad(key: str, value: Array) -> dict[str, Array]:

@@ -55,7 +55,8 @@ def test_detach_is_passed_on():
     assert losses.SupervisedContrastive(detach_other=False)(X, LABELS, other, MORE).requires_grad
 
 
-def test_unbiased_needs_two_rows_a_side():
+def test_unbiased_needs_two_rows_a_side_and_row_cosine_two_dimensions():
+    refused(lambda: losses.gradient_distance([X[0]], [X[1]]), ValueError, "2 or more dimensions")
     with pytest.raises(ValueError, match="unbiased needs at least 2 rows in x and in y, got 1 and 5"):
         losses.rbf_mmd(X[:1], Y, unbiased=True)
 
@@ -70,10 +71,6 @@ def test_unbiased_needs_two_rows_a_side():
 )
 def test_incomplete_pair_is_refused(call):
     refused(call, ValueError, "must be given together")
-
-
-def test_row_cosine_refuses_gradients_of_one_dimension_only():
-    refused(lambda: losses.gradient_distance([X[0]], [X[1]]), ValueError, "2 or more dimensions")
 
 
 def test_page_has_a_section_with_a_running_snippet_for_each_name(global_rng_untouched):

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from distillkit.losses import (
-    class_means,
-    gradient_distance,
-    mean_embedding_distance,
-    rbf_mmd,
-)
+from distillkit.losses import class_means, gradient_distance, mean_embedding_distance, rbf_mmd
 
 seeds = st.integers(0, 2**16)
 sizes = st.integers(1, 6)

@@ -132,15 +132,12 @@ def batch() -> Tensor:
     return torch.randn(3, 5, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
-def test_hooks_are_removed_after_an_exception(batch):
+def test_object_has_the_value_of_the_last_forward_pass_and_can_be_reused_but_not_nested(batch):
+    """Its hooks are removed, also after an exception."""
     model = networks.build(Residual, 0).eval()
     with pytest.raises(RuntimeError, match="expected input"), BatchNormPrior(model):
         model(batch[:, :2])
     assert hooks(model) == 0
-
-
-def test_object_can_be_reused_but_not_nested(batch):
-    model = networks.build(Residual, 0).eval()
     prior = BatchNormPrior(model)
     with prior:
         model(batch)
@@ -153,19 +150,11 @@ def test_object_can_be_reused_but_not_nested(batch):
             prior.value()
         model(batch)
         assert torch.equal(prior.value(), first)
-    assert hooks(model) == 0
-
-
-def test_value_is_that_of_the_last_forward_pass(batch):
-    model = networks.build(Residual, 0).eval()
-    with BatchNormPrior(model) as prior:
-        model(batch)
-        first = prior.value()
         model(batch + 1)
-        second = prior.value()
+        assert not torch.equal(prior.value(), first)
         model(batch)
         assert torch.equal(prior.value(), first)
-        assert not torch.equal(second, first)
+    assert hooks(model) == 0
 
 
 def test_stored_statistics_are_constant_and_outside_the_graph(batch):
