@@ -298,8 +298,7 @@ def held_out_by_position(tmp_path: Path) -> dict[str, LabeledImages]:
 def test_private_calls_refuse_records_held_out_by_position(tmp_path: Path) -> None:
     made = held_out_by_position(tmp_path)
     for data in made.values():
-        with pytest.raises(PrivacyError, match=r"hold_out='content'"):
-            condense_private(data, epsilon=2.0, num_classes=3)
+        refused(partial(condense_private, data, epsilon=2.0, num_classes=3), PrivacyError, r"hold_out='content'")
     for call in CALLS.values():
         with pytest.raises(PrivacyError, match=r"hold-out by position.*load_folder\(.*Task\(..., hold_out='content'\)"):
             call(made["subset"])
@@ -314,8 +313,7 @@ def test_classes_that_were_found_in_the_data_are_not_given(tmp_path: Path) -> No
     assert not open_folder(path, cache=tmp_path / "c").train.classes_given
     for data in (found, found.replace(num_classes=3), found[:5]):
         for call in CALLS.values():
-            with pytest.raises(PrivacyError, match=r"load_folder\(path, classes="):
-                call(data)
+            refused(partial(call, data), PrivacyError, r"load_folder\(path, classes=")
     refused(lambda: load_folder(path, classes=CLASSES[:2]), ValueError, "not in classes; add or move them: f/c")
     more = load_folder(path, classes=("c", "none", "b", "a"), test_fraction=0)
     assert (more.train.classes_given, more.classes) == (True, ("c", "none", "b", "a"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -135,14 +136,12 @@ def test_valid_file_with_unknown_entries_is_refused(forms: object, why: str, tmp
     path = run(tmp_path) / "transcript" / "2" / "3-up.safetensors"
     tensors, facts = read_tensors(path, kind="distillkit.Message/1", content="a message")
     write_tensors(path, tensors, {**facts, "forms": json.dumps(forms)})
-    with pytest.raises(DamagedTranscript, match=rf"3-up.* is damaged \({why}"):
-        list(read_transcript(tmp_path))
+    refused(lambda: list(read_transcript(tmp_path)), DamagedTranscript, rf"3-up.* is damaged \({why}")
 
 
 def test_folder_without_messages_explains_how_to_keep_them(tmp_path: Path) -> None:
     for odd in (None, 3, b"run", [tmp_path]):
-        with pytest.raises(TypeError, match="folder must be a path"):
-            read_transcript(odd)  # type: ignore[arg-type]
+        refused(partial(read_transcript, odd), TypeError, "folder must be a path")  # type: ignore[arg-type]
     refused(lambda: read_transcript(tmp_path / "nowhere"), NoTranscript, "nowhere does not exist")
     refused(lambda: read_transcript(tmp_path), NoTranscript, "transcript holds no messages: .*transcript=True")
     (tmp_path / "file").touch()

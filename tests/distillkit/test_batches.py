@@ -138,8 +138,7 @@ def without_statistics() -> nn.Module:
 
 @pytest.mark.parametrize("call", REFUSED)
 def test_a_single_image_is_refused_before_the_start(call: str) -> None:
-    with pytest.raises(ValueError, match=r"batch norm, which cannot normalize a batch of one image"):
-        REFUSED[call]()
+    refused(REFUSED[call], ValueError, r"batch norm, which cannot normalize a batch of one image")
 
 
 def test_one_image_is_accepted_where_its_maps_have_several_values() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from distillkit._utils.display import as_png, short_repr, stable_repr
 from distillkit._utils.pages import Picture, Section, image_grid, render_html, render_markdown
 from distillkit._utils.tables import Table
+from tests.refused import refused
 
 
 @dataclass
@@ -81,5 +81,4 @@ def test_pages_escape_all_texts_and_show_pixels_sharp() -> None:
 
 
 def test_empty_result_has_no_image() -> None:
-    with pytest.raises(ValueError, match="an empty set has no picture"):
-        as_png([])
+    refused(lambda: as_png([]), ValueError, "an empty set has no picture")

@@ -327,8 +327,7 @@ def test_network_that_refuses_channels_last_gets_contiguous_images() -> None:
     def broken(images: Tensor) -> Tensor:
         raise RuntimeError("its own error")
 
-    with pytest.raises(RuntimeError, match="its own error"):
-        next(forward_chunks(broken, images, 2))
+    refused(lambda: next(forward_chunks(broken, images, 2)), RuntimeError, "its own error")
 
     def later(images: Tensor) -> Tensor:
         if not images.is_contiguous() or len(images) == 1:
@@ -337,5 +336,4 @@ def test_network_that_refuses_channels_last_gets_contiguous_images() -> None:
 
     parts = forward_chunks(later, images, 2)
     assert torch.equal(torch.cat([next(parts), next(parts)]), images[:4])
-    with pytest.raises(RuntimeError, match="its own error"):
-        next(parts)
+    refused(lambda: next(parts), RuntimeError, "its own error")

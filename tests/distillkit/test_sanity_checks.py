@@ -222,8 +222,7 @@ def test_perturbed_pixels_in_0_to_255(before: float, after: float, wrong: bool) 
 
 @pytest.mark.parametrize(("call", "error", "words"), WRONG.values(), ids=WRONG)
 def test_wrong_input_is_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        call()
+    refused(call, error, words)
 
 
 class Flip(torch.nn.Module):
@@ -251,8 +250,7 @@ def test_invalid_augmentation_is_refused_before_any_work(augment: Any, words: st
         lambda: gradient_matching(data, networks=RandomNetworks(net), ipc=1, augment=augment),
         lambda: Protocol(augment=augment),
     ):
-        with pytest.raises(TypeError, match=f"augment must be None or an augmentation.*{words}"):
-            call()
+        refused(call, TypeError, f"augment must be None or an augmentation.*{words}")
 
 
 def test_augmentation_in_federated_training_needs_no_siamese_argument() -> None:

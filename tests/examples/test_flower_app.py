@@ -85,8 +85,7 @@ def test_private_run_spends_its_epsilon_within_the_policy(apps: Any, tmp_path: P
     (row,) = Store(tmp_path / "run").rows()[-1:]
     assert row["failed"] == {}
     assert row["epsilon"] == beside.rows[-1]["epsilon"] == pytest.approx(4.0)
-    with pytest.raises(RuntimeError, match="budget"):  # the same nodes again: their ledgers remember
-        play(apps, {**config, "out": str(tmp_path / "second")}, nodes, tmp_path)
+    refused(lambda: play(apps, {**config, "out": str(tmp_path / "second")}, nodes, tmp_path), RuntimeError, "budget")
 
 
 def pictures(folder: Path, classes: dict[str, int]) -> str:

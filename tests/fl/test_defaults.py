@@ -13,6 +13,7 @@ from distillkit.rng import derive
 from fl import FedAvg, simulate
 from fl.methods import FedRep, SingleImage
 from tests.fl.federations import Tiny
+from tests.refused import refused
 
 
 def test_fedavg_learns_with_its_defaults() -> None:
@@ -36,8 +37,6 @@ def test_unsupported_momentum_of_adam_is_refused() -> None:
     with pytest.raises(ValueError, match=r"With optimizer='adam' give momentum=0, got momentum=0\.9"):
         FedAvg(factory=Tiny, optimizer="adam", momentum=0.9)
     picture = torch.rand(1, 8, 8, generator=derive(0))
-    with pytest.raises(ValueError, match=r"got momentum=0\.9"):  # its default is Adam
-        SingleImage(picture, factory=Tiny, momentum=0.9)
-    with pytest.raises(ValueError, match=r"got momentum=0\.5"):  # its default is a momentum
-        FedRep(factory=Tiny, optimizer="adam")
+    refused(lambda: SingleImage(picture, factory=Tiny, momentum=0.9), ValueError, r"got momentum=0\.9")
+    refused(lambda: FedRep(factory=Tiny, optimizer="adam"), ValueError, r"got momentum=0\.5")
     assert FedRep(factory=Tiny, optimizer="adam", momentum=0.0).settings.optimizer.name == "adam"

@@ -16,20 +16,9 @@ import torch
 from torch import Tensor
 
 import fl
-from fl import (
-    AddOn,
-    Entry,
-    EntrySpec,
-    FedAvg,
-    Filter,
-    Filtered,
-    simulate,
-)
+from fl import AddOn, Entry, EntrySpec, FedAvg, Filter, Filtered, simulate
 from fl._components import Component, KeyedObject, identity
-from fl.addons import (
-    SCAFFOLD,
-    NaiveVHL,
-)
+from fl.addons import SCAFFOLD, NaiveVHL
 from fl.message import declared_entries
 from fl.method import Method
 from tests.fl.federations import Tiny, federation, images

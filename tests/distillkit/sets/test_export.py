@@ -10,6 +10,7 @@ import shutil
 import warnings
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,7 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a/0/0.png").rename(tmp_path / "a/0/.hidden")
     (tmp_path / "file").write_text("a", encoding="utf-8")
     for taken in ("a", "a/0", "file"):
-        with pytest.raises(FileExistsError, match="is not an empty folder"):
-            some().export(tmp_path / taken)
+        refused(partial(some().export, tmp_path / taken), FileExistsError, "is not an empty folder")
     (tmp_path / "empty.v2").mkdir()
     assert len(LabeledImages.load(some().export(tmp_path / "empty.v2"))) == 6
     (tmp_path / "a.csv").touch()
@@ -143,8 +143,7 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
     assert LabeledImages.load(two.export(tmp_path / "two.npz")).shape == (2, 4, 4)
     column = some().replace(columns={"weight": torch.ones(len(some()), dtype=torch.bfloat16)})
     for lacking, name in ((some().to(dtype=torch.bfloat16), "images"), (column, ".*weight")):
-        with pytest.raises(ValueError, match=f"NumPy has no bfloat16, which {name} has"):
-            lacking.export(tmp_path / "half.npz")
+        refused(partial(lacking.export, tmp_path / "half.npz"), ValueError, f"NumPy has no bfloat16, which {name} has")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "a.csv", "empty.v2", "file", "two.npz"]
 
 
@@ -378,8 +377,7 @@ def test_wrong_paths_are_named(name: str, tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(TypeError, match=rf"^{argument} must be a path, as a string or a pathlib\.Path, got"):
             PATHS[name](wrong)
     for wrong in ("", "a\0b", "~nobody-of-this-name/a")[argument == "root" :]:
-        with pytest.raises(ValueError, match=f"^{argument} must be"):
-            PATHS[name](wrong)
+        refused(partial(PATHS[name], wrong), ValueError, f"^{argument} must be")
     (tmp_path / "paths.csv").write_text("file,label\n", encoding="utf-8")
     (tmp_path / "empty.npz").touch()
     (tmp_path / "list.npz").write_text("[]", encoding="utf-8")
