@@ -193,7 +193,8 @@ def second(monkeypatch: pytest.MonkeyPatch) -> Any:
     if REAL:
         yield
         return
-    for module in ("capture._captured_function", "condensation.public_embedders"):
+    users = "capture._captured_function", "condensation.public_embedders", "condensation.histogram"
+    for module in (*users, "gradients.private_gradient"):
         monkeypatch.setattr(f"distillkit.privacy.{module}.require_plain", lambda tensors, what: None)
     with second_device():
         yield
