@@ -20,6 +20,7 @@ from distillkit.data._cache import BLOCK, CacheWriter, open_written
 from distillkit.locking import locked
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages, StoredImages
+from distillkit.sets._labeled import ImageSet, resolve_subset
 from distillkit.sets._validation import checked_class_names
 
 _ROUNDED = 0.001
@@ -54,13 +55,15 @@ def store_dataset(
         progress: whether to show a progress bar.
 
     Raises:
-        TypeError, ValueError: as in `LabeledImages.from_dataset`; or float images are not in [0, 1] without their
-            normalization, or the file holds another number or shape of images.
+        TypeError, ValueError: as in `LabeledImages.from_dataset`; or `dataset` is a part of a set, or float images are
+            not in [0, 1] without their normalization, or the file holds another number or shape of images.
         OSError, distillkit.locking.InUse: the file cannot be written, or another process has been writing it for long.
     """
     path = check.path(path, "path")
     if path.suffix != ".npy":
         raise ValueError(f"path must end in .npy, got {path}")
+    if isinstance(resolve_subset(dataset), ImageSet):
+        raise TypeError(f"dataset must give pictures, but this {type(dataset).__name__} is of a set; keep it with save")
     if normalization is not None:
         Normalization.require(normalization)
     names = checked_class_names(class_names, num_classes)

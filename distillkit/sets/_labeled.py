@@ -61,7 +61,7 @@ class ImageSet(ABC):
     class_names: tuple[str, ...]
     classes_given: bool
     normalization: Normalization
-    columns: dict[str, Tensor]
+    columns: Mapping[str, Tensor]
     info: dict[str, Any]
 
     @property

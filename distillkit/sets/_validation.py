@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,15 +104,37 @@ def as_index(index: int | slice | Tensor | Sequence[int], n: int) -> slice | Ten
     return found
 
 
-def checked_columns(columns: Mapping[str, Any] | None, n: int) -> dict[str, Tensor]:
-    """Check that every column has one row per image, and return the columns as a dictionary."""
+class Columns(Mapping[str, Tensor]):
+    """Columns of a set by name. They are replaced together, so that the set notices it and its guarantee ends."""
+
+    def __init__(self, columns: Mapping[str, Tensor]) -> None:
+        self._columns = dict(columns)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return repr(self._columns)
+
+    def __setitem__(self, name: str, column: Tensor) -> None:
+        raise TypeError(f"columns cannot be changed in place; assign data.columns = {{**data.columns, {name!r}: ...}}")
+
+
+def checked_columns(columns: Mapping[str, Any] | None, n: int) -> Columns:
+    """Check that every column has one row per image, and return the columns."""
     found = dict(check.mapping({} if columns is None else columns, "columns"))
     for name, column in found.items():
         if not isinstance(column, Tensor):
             raise TypeError(f"column {name!r} must be a torch.Tensor, got {type(column).__name__}")
         if column.ndim == 0 or len(column) != n:
             raise ValueError(f"column {name!r} must have {n} rows, one per image, got shape {list(column.shape)}")
-    return found
+    return Columns(found)
 
 
 def checked_info(info: Mapping[str, Any] | None) -> dict[str, Any]:

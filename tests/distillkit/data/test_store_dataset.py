@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import _cache, store_dataset
@@ -212,6 +212,7 @@ def test_a_dataset_larger_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch
         (PIXELS, TypeError, "dataset must be a torch.utils.data.Dataset"),
         ({"image": [1], "label": [2]}, TypeError, "dataset must be"),
         (7, TypeError, "dataset must be a torch.utils.data.Dataset"),
+        (Subset(LabeledImages(FLOATS, LABELS), [0]), TypeError, "but this Subset is of a set; keep it with save"),
         ("pictures", TypeError, "read it first"),
     ],
 )

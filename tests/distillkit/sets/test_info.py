@@ -34,6 +34,7 @@ from distillkit.rng import derive
 from distillkit.sets import TiledImages, Tiles, as_set
 from distillkit.sets._class_index import with_class_labels
 from distillkit.sets._info import GUARANTEE, combined_info, derived_info, inherited_info
+from tests.refused import refused
 
 RELATION = "add or remove one record"
 STATED: dict[str, Any] = {
@@ -135,6 +136,8 @@ ENDED: list[tuple[str, Callable[[LabeledImages], LabeledImages]]] = [
 def test_what_is_computed_from_the_set_alone_keeps_its_guarantee(name: str) -> None:
     found = KEPT[name](make().replace(columns={"index": torch.arange(8)}, info=SAFE))
     assert guarantee(found.info) == STATED
+    words = r"cannot be changed in place; assign data\.columns = \{\*\*data\.columns, 'x': \.\.\.\}$"
+    refused(lambda: found.columns.__setitem__("x", found.labels), TypeError, words)  # type: ignore[attr-defined]
     assert set(found.info["derived"].split("; ")) >= {"class_means"}
     assert "means" in found.info["publishes"]
     assert "epsilon=2.0, delta=1e-05" in repr(found)
