@@ -176,7 +176,8 @@ class Networks:
             label = f"factory[{name!r}]" if name else "factory"
             raise ValueError(f"{label} must return the same architecture in every call; {other[0]} differs between two")
         given = self.unprefixed(self.initial or {}, name)
-        return {n: given.get(n, t).detach().to("cpu", copy=True) for n, t in net.state_dict().items()}
+        found = {n: given.get(n, t).detach().to("cpu", copy=True) for n, t in net.state_dict().items()}
+        return found | {n: found[first].clone() for n, first in _aliases(net).items()}
 
     def all_first(self, server: Server) -> Tensors:
         """Return the initial weights w_0 of all architectures in one dict, on the server's device.
@@ -186,6 +187,18 @@ class Networks:
         """
         found = self.for_each(lambda name: self.first(name, server.task.num_classes, server.seed))
         return {n: t.to(server.device) for n, t in found.items()}
+
+    def aliases(self, classes: int) -> dict[str, str]:
+        """Return further names of tensors that have several, such as tied weights, each with the first name.
+
+        Args:
+            classes: number of classes of the task.
+        """
+        found: dict[str, str] = {}
+        for name, net in self.templates(classes).items():
+            prefix = f"{name}/" if name else ""
+            found |= {prefix + n: prefix + first for n, first in _aliases(net).items()}
+        return found
 
     def for_each(self, compute: Callable[[str], Tensors]) -> Tensors:
         """Call `compute` with the name of each architecture, and return all resulting tensors in one dict.
@@ -287,6 +300,13 @@ class Networks:
                 raise ValueError(f"initial[{name!r}] must be {wanted.dtype} {list(wanted.shape)}, got {got}")
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"initial[{name!r}] must be finite, but holds NaN or Inf")
+
+
+def _aliases(network: nn.Module) -> dict[str, str]:
+    """Return further names of tensors in a state dict, each with the first name of its tensor."""
+    first: dict[int, str] = {}
+    names = [(n, first.setdefault(id(t), n)) for n, t in network.state_dict(keep_vars=True).items()]
+    return {n: own for n, own in names if n != own}
 
 
 def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:

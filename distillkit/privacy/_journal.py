@@ -58,7 +58,7 @@ class Journal:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self._path, self._process = path, os.getpid()
         self._offset = 0
         self._refusal = ""
         self._hashes = [""]
@@ -132,9 +132,14 @@ class Journal:
 
         Raises:
             distillkit.locking.InUse: another process is in a `run_lock` block for this file.
-            LedgerWriteError: the file cannot be written.
+            LedgerWriteError: the file cannot be written; or there is none, and this process was forked.
             ValueError: an object contains NaN or infinity.
         """
+        if self._path is None and lines and os.getpid() != self._process:
+            raise LedgerWriteError(
+                "this ledger is in the memory of another process, which would not see the charge; use a file, as in "
+                "Ledger(path)"
+            )
         if self._path is None or not lines:
             return
         texts = chained(lines, self._hashes[-1])

@@ -13,6 +13,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.privacy._sealed import Sealed
 from distillkit.privacy.accounting._ranges import power_of_two
+from distillkit.privacy.capture._captured_function import require_no_own_code
 from distillkit.rng import STATE_BYTES, derive, generator_from_bytes
 
 _BITS = 53
@@ -119,11 +120,13 @@ class Secret(Sealed):
             The noised values, float64 on the device of `values`.
 
         Raises:
+            NotCapturable, PrivacyError: `values` is of a subclass of tensors, or a torch mode is active.
             TypeError, ValueError: `values` is not a real tensor, or `std` has the wrong type or is out of range.
         """
         check.real_number(std, "std", least=0.0)
         if check.instance(values, Tensor, "values", "a torch.Tensor").is_complex():
             raise TypeError(f"values must be real, got {values.dtype}: noise its real and imaginary parts separately")
+        require_no_own_code([values], "values")
         values = values.detach().double()
         if std == 0:
             return values.clone()

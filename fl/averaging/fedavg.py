@@ -241,7 +241,8 @@ class FedAvg(Entries, Method):
             for entry in (self.buffers, self.counters):
                 replaced: Tensors = replies.get(entry, {})
                 new.update(replaced)
-            server.state[self.model] = new
+            aliases = self.networks.aliases(server.task.num_classes)
+            server.state[self.model] = new | {n: new[first] for n, first in aliases.items()}
         if slot_owner(self.addons, "refine"):
             server.state[self.model] = from_slot(self.addons, "refine", view, replies, old, default=old, name="old")
         for addon in self.addons:

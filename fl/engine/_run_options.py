@@ -22,6 +22,7 @@ from distillkit.privacy.validation._arguments import (
     refuse_measured_normalization,
     require_given_num_classes,
 )
+from distillkit.privacy.validation._private_records import PrivateRecords, reachable
 from distillkit.sets import Images, LabeledImages, StoredImages
 from fl.engine._clients import ClientRegistry, fitting_set, read_or_stored, read_set
 from fl.engine._config import RunConfig, RunFolder
@@ -224,6 +225,16 @@ def remark_on(ledger: Ledger, method: Method, fresh: bool, panel: str | Sequence
     kinds = {type(part) for part in (method, *method.parts)}
     if own := {kind.__name__ for kind in kinds if kind.__module__.split(".")[0] not in ("distillkit", "fl")}:
         ledger.add_remark(OWN_CODE.format(", ".join(sorted(own))))
+
+
+def refuse_records(method: Method, clients: ClientRegistry) -> None:
+    """Refuse a private method from whose options, functions or networks the records of clients can be reached.
+
+    Records of clients that are all in memory are looked for there; copies of them are not found.
+    """
+    parts = [(d.train._rows if isinstance(d.train, StoredImages) else d.train.images, d.train) for d in clients]
+    tensors = [t for images, data in parts for t in (images, data.labels, *data.columns.values())]
+    PrivateRecords(tensors, content=False).refuse(reachable(method), f"the method {type(method.inner).__name__}")
 
 
 def warn_of_twins(clients: ClientRegistry) -> None:

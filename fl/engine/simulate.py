@@ -14,7 +14,7 @@ from distillkit.privacy.validation._arguments import refuse_derived
 from distillkit.sets import Images, StoredImages
 from fl.engine._clients import ClientData, ClientRegistry
 from fl.engine._config import RunConfig, RunFolder
-from fl.engine._run_options import warn_of_training_images, warn_of_twins
+from fl.engine._run_options import refuse_records, warn_of_training_images, warn_of_twins
 from fl.engine._runner import execute
 from fl.engine._threads import ThreadTransport
 from fl.engine.run import Run
@@ -113,6 +113,7 @@ def simulate(
     if method.private and registry.all_loaded:
         for number, data in enumerate(registry):
             refuse_derived(data.train.info, f"clients[{number}]")
+        refuse_records(method, registry)
     if not method.private:  # a warning would depend on records
         warn_of_training_images(test, registry)
     elif getattr(ledger, "disjoint", True):

@@ -85,6 +85,7 @@ class CapturedFunction:
         nodes = [n.meta.get("val") for n in graph.graph.nodes if n.op == "call_function"]
         sizes = [v.numel() for v in nodes if isinstance(v, Tensor)]
         self.activations, self.largest = sum(sizes), max(sizes, default=0)
+        self._like = [(e.shape, e.dtype) for e in one]
         with torch.no_grad():
             self.batched = True
             self._outputs: list[Tensor] = []
@@ -150,6 +151,7 @@ class CapturedFunction:
         Returns:
             The function's results, with n rows each.
         """
+        require_alike(examples, self._like, self._function_name)
         count = len(examples[0])
         require_plain([*shared, *examples], self._function_name)
         if self._draws and generator is None:
@@ -193,12 +195,28 @@ class CapturedFunction:
 
 
 def require_plain(tensors: Sequence[Tensor], function_name: str) -> None:
-    """Check that operators on the tensors run PyTorch's code only, and no code of the caller.
+    """Check that operators on the tensors run PyTorch's code only, in the tensors' precision, and with gradients.
+
+    Raises:
+        NotCapturable, PrivacyError: as `require_no_own_code`; or the caller has activated inference mode, autocast, or
+            matrix products with fewer bits (`torch.set_float32_matmul_precision`).
+    """
+    require_no_own_code(tensors, function_name)
+    if torch.is_inference_mode_enabled():
+        raise PrivacyError(f"{function_name}: inference mode is active, in which gradients are zero; leave its block")
+    reduced = next((name for name, on in _reduced_precision(tensors) if on), None)
+    if reduced:
+        raise PrivacyError(
+            f"{function_name}: {reduced} is active, whose rounding errors can exceed the clip; compute in full float32"
+        )
+
+
+def require_no_own_code(tensors: Sequence[Tensor], function_name: str) -> None:
+    """Check that operators on the tensors run no code of the caller.
 
     Raises:
         NotCapturable: a tensor is of a subclass of `Tensor` other than `nn.Parameter`.
-        PrivacyError: the caller has activated a torch mode (`TorchFunctionMode` or `TorchDispatchMode`), inference
-            mode, autocast, or matrix products with fewer bits (`torch.set_float32_matmul_precision`).
+        PrivacyError: the caller has activated a torch mode (`TorchFunctionMode` or `TorchDispatchMode`).
     """
     if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
         kind = next(type(t).__name__ for t in tensors if type(t) not in (Tensor, nn.Parameter))
@@ -209,13 +227,15 @@ def require_plain(tensors: Sequence[Tensor], function_name: str) -> None:
             f"{function_name}: a torch mode of the caller is active, which would see private records; leave its `with` "
             "block"
         )
-    if torch.is_inference_mode_enabled():
-        raise PrivacyError(f"{function_name}: inference mode is active, in which gradients are zero; leave its block")
-    reduced = next((name for name, on in _reduced_precision(tensors) if on), None)
-    if reduced:
-        raise PrivacyError(
-            f"{function_name}: {reduced} is active, whose rounding errors can exceed the clip; compute in full float32"
-        )
+
+
+def require_alike(examples: Sequence[Tensor], like: Sequence[tuple[torch.Size, torch.dtype]], name: str) -> None:
+    """Check that examples have the shapes and dtypes `like` of one record, and equal numbers of rows."""
+    kinds = [(e.shape[1:], e.dtype) for e in examples]
+    if kinds != list(like) or len({len(e) for e in examples}) > 1:
+        wanted, got = (", ".join(f"{k} {list(s)}" for s, k in found) for found in (like, kinds))
+        rows = [len(e) for e in examples]
+        raise ValueError(f"{name} takes equal numbers of records of {wanted}, got {rows} records of {got}")
 
 
 def _reduced_precision(tensors: Sequence[Tensor]) -> Iterator[tuple[str, bool]]:

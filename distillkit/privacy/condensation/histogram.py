@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.privacy.capture._captured_function import require_plain
+from distillkit.privacy.capture._captured_function import require_no_own_code
 from distillkit.privacy.ledger import Account, Ledger
 
 
@@ -36,7 +36,7 @@ def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger:
     """
     check.positive_int(num_classes, "num_classes")
     labels = check.class_labels(labels, None, num_classes)
-    require_plain([labels], "the labels")
+    require_no_own_code([labels], "the labels")
     account = Account.of(ledger)
     account.ledger.assume("private_histogram")
     account.spend("histogram", sigma)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit._utils.eval_mode import preserve_modes
-from distillkit.privacy.capture._captured_function import require_plain
+from distillkit.networks._dropout import undraw_dropout
+from distillkit.privacy.capture._captured_function import require_alike, require_plain
 from distillkit.privacy.capture._pytorch import TorchDispatchMode, tree_leaves
 from distillkit.privacy.errors import BatchStatistics, NotCapturable, NotSeparable, PrivacyError
 from distillkit.privacy.gradients.per_example import (
@@ -35,9 +36,9 @@ GRADIENTS = ("captured", "opacus", "opacus-ghost")
 """Ways to compute clipped gradients: by a captured graph of one record, or by Opacus on batches."""
 
 _REMARK = (
-    "gradients={!r} ran the network and its loss on batches: epsilon assumes that row i of what any layer gets and "
-    "returns depends on record i alone (nothing mixes or reorders records), and that no line of their code keeps "
-    "values of a record or depends on how often it runs"
+    "gradients={!r} ran the network and its loss on batches: epsilon assumes that row i of what any layer or the loss "
+    "gets and returns depends on record i alone (nothing mixes or reorders records), and that no line of their code "
+    "keeps values of a record or depends on how often it runs"
 )
 
 BatchLosses = Callable[..., Tensor]
@@ -109,6 +110,7 @@ class OpacusGradients:
         if ghost:
             known = hooks.GRAD_SAMPLERS
             hooks.GRAD_SAMPLERS = {**known, nn.Linear: partial(_linear_gradients, known[nn.Linear])}
+        self._like = [(e.shape[1:], e.dtype) for e in like]
         self._draws, self._activations, self._sizes = False, 1, [0]
         self._compare(network, like)
 
@@ -126,8 +128,9 @@ class OpacusGradients:
         Args:
             private, examples, generator: arguments of `ExampleGradients.add_to`.
         """
-        count = len(examples[0])
+        require_alike(examples, self._like, f"the network {self._name}")
         require_plain([*self._trained.values(), *examples], f"the network {self._name}")
+        count, examples = len(examples[0]), tuple(e.detach() for e in examples)  # no gradients for the caller's tensors
         if not count:
             return
         for own, parameter in zip(self._own, self._trained.values()):
@@ -332,7 +335,8 @@ def clipped_gradients(
         return per_example_gradients(network, partial(losses, network), like, trained=trained)
     require_per_example(network)
     chosen = {n: p for n, p in network.named_parameters() if p.requires_grad} if trained is None else trained
-    return OpacusGradients(network, losses, like, trained=chosen, ghost=kind == "opacus-ghost")
+    with undraw_dropout(network):
+        return OpacusGradients(network, losses, like, trained=chosen, ghost=kind == "opacus-ghost")
 
 
 def note_opacus(ledger: Ledger, kind: str) -> None:

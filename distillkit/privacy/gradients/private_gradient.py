@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.privacy.accounting._ranges import check_clip
-from distillkit.privacy.capture._captured_function import require_plain
+from distillkit.privacy.capture._captured_function import require_no_own_code
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.secret import Secret
 from distillkit.privacy.validation._arguments import refuse_half_precision
@@ -128,7 +128,7 @@ class PrivateGradient:
         parts = [part for rows in given for part in (rows if isinstance(rows, OuterProducts) else [rows])]
         for part in parts:
             check.float_tensor(part, "grad_samples")
-        require_plain(parts, "grad_samples")
+        require_no_own_code(parts, "grad_samples")
         shapes = [list(rows.shape) for rows in given]
         if [shape[1:] for shape in shapes] != own or len({tuple(part.shape[:1]) for part in parts}) > 1:
             raise ValueError(f"grad_samples must have [n, *shape] of the parameters, {own}, got {shapes}")
@@ -138,7 +138,11 @@ class PrivateGradient:
 
         The sum is then reset to zero for the next step. The result has one tensor per parameter, with the parameter's
         shape and dtype.
+
+        Raises:
+            PrivacyError: a torch mode is active, so code of yours would see the sum.
         """
+        require_no_own_code(self._sums, "the sum of gradients")
         std = self._sigma * self._clip if self._sigma else 0.0
         noised = self._secret.add_noise(torch.cat(self._sums), std).div_(self._denominator)
         parts = noised.split([len(s) for s in self._sums])

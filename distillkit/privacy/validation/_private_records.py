@@ -122,9 +122,9 @@ class PrivateRecords:
                 )
 
     def refuse_reachable(self, root: object, name: str, *, functions: bool = True) -> None:
-        """Refuse an object from which the records can be reached, if contents are compared; see `_reachable`."""
+        """Refuse an object from which the records can be reached, if contents are compared; see `reachable`."""
         if self.content and self.tensors and id(root) not in self._passed:
-            self.refuse(_reachable(root, functions=functions), name)
+            self.refuse(reachable(root, functions=functions), name)
             self._passed[id(root)] = root
 
     def refuse_state(self, network: nn.Module, name: str) -> None:
@@ -189,7 +189,7 @@ class Untouched(TorchFunctionMode):
                     self.records.refuse([(f"an argument of {name}", one)] if self.records.share(one) else [], self.name)
 
 
-def _reachable(root: object, *, functions: bool = True) -> Iterator[tuple[str, Tensor]]:
+def reachable(root: object, *, functions: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors and NumPy arrays that an object holds, with the path to each.
 
     Attributes, items, closures, defaults, bound objects and partial arguments are followed, and the globals that a
@@ -223,7 +223,7 @@ def _reachable(root: object, *, functions: bool = True) -> Iterator[tuple[str, T
 
 def holds_fake(root: object) -> str:
     """Return the place of a fake tensor that a traced function left in an object's data or closure, or ""."""
-    return next((path for path, tensor in _reachable(root) if isinstance(tensor, FakeTensor)), "")
+    return next((path for path, tensor in reachable(root) if isinstance(tensor, FakeTensor)), "")
 
 
 def _is_library(value: Any) -> bool:

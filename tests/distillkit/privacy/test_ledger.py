@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -32,6 +33,7 @@ from distillkit.privacy import (
     compose,
 )
 from distillkit.privacy._child_ledger import ledger_lines
+from distillkit.privacy._journal import LedgerWriteError
 from tests.distillkit.privacy.options import write_chain
 from tests.refused import refused
 
@@ -99,6 +101,18 @@ def test_missing_or_damaged_head_is_refused(head: bytes | None, lines: int, tmp_
     head_of(path).unlink() if head is None else head_of(path).write_bytes(head)
     for _ in range(2):
         refused(lambda: Ledger(path), ValueError, "l.head is (missing|damaged).*restore the file")
+
+
+def test_a_forked_process_charges_no_ledger_in_memory(tmp_path: Path) -> None:
+    """The parent's ledger would state too little; one in a file sees the charge."""
+    for ledger in (Ledger(), Ledger(tmp_path / "l")):
+        if (child := os.fork()) == 0:
+            with contextlib.suppress(LedgerWriteError):
+                ledger.spend(ONE)
+                os._exit(0)
+            os._exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (0 if ledger.path else 5)
+        assert len(ledger.events) == bool(ledger.path)
 
 
 @pytest.mark.parametrize("call", range(14))

@@ -7,7 +7,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from functools import partialmethod
+from functools import partial, partialmethod
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 
 from distillkit.networks import build
+from distillkit.networks._dropout import seed_dropout
 from distillkit.privacy import (
     ASSUMPTIONS,
     Account,
@@ -128,7 +129,12 @@ def test_only_the_given_parameters_are_trained_on_all_columns(kind: str) -> None
     trained = {name: network.get_parameter(name) for name in ("flat.3.bias", "flat.1.weight")}
     private = silent(trained.values())
     with pytest.warns(UserWarning, match="^of the loss$"):
-        clipped_gradients(kind, network, weighted, columns, trained=trained).add_to(private, *columns)
+        source = clipped_gradients(kind, network, weighted, columns, trained=trained)
+    source.add_to(private, images.requires_grad_(), *columns[1:])
+    assert images.grad is None
+    for wrong in (images.detach().float(), images[:, :, 1:], images[:1]):
+        call = partial(source.add_to, private, wrong, *columns[1:])
+        refused(call, ValueError, r"takes equal numbers of records of torch\.float64 \[1, 5, 4\], torch\.int64 \[\]")
     wanted = torch.autograd.grad((columns[2] * losses(network, *columns[:2])).sum(), [*trained.values()])
     torch.testing.assert_close(private.take(), [*wanted])
 
@@ -286,7 +292,10 @@ def test_dropout_draws_from_the_secret_only(
     assert not torch.equal(trained(1), trained(2))
     network = build(lambda: nn.Sequential(nn.Flatten(), *DROPPING[layers]()).double(), 0)
     generator, parameters = derive(0), [p for p in network.parameters() if p.requires_grad]
+    seeded = seed_dropout(network, derive(9))  # as on a client of a federated run
     source = clipped_gradients(kind, network, losses, tuple(toy_set))
+    for layer in seeded:
+        del vars(layer)["forward"]
     sums = silent(parameters)
     with pytest.raises(ValueError, match=r"^Sequential draws random numbers: pass generator=secret\.generator\(\)$"):
         source.add_to(sums, *toy_set)

@@ -121,6 +121,7 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
     for rows in (first.as_subclass(own), OuterProducts(left, right.as_subclass(own))):
         refused(lambda r=rows: gradient.add([r, second]), NotCapturable, "grad_samples: a Own is not a plain tensor")
     with BaseTorchFunctionMode():
+        refused(lambda: gradient.take(), PrivacyError, "^the sum of gradients: a torch mode of the caller is active")
         refused(
             lambda: gradient.add([first, second]), PrivacyError, "grad_samples: a torch mode of the caller is active"
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import UserList
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -281,7 +283,14 @@ def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledIma
 
     private = DPSGD(sigma=1.0, rate=0.5, size=10)
     method = FedAvg(private, factory=factory, weights="uniform", steps=1)
-    assert list(simulate(method, clients, rounds=1, progress=False).rows[0]["failed"]) == ["1"]
+    assert list(simulate(method, UserList(clients), rounds=1, progress=False).rows[0]["failed"]) == ["1"]
+    reading = FedAvg(
+        DPSGD(sigma=1.0, rate=0.5, size=10, gradients="opacus"), factory=partial(ConvNet, DATA.shape), steps=1,
+        weights="uniform", objective=lambda z, y: F.cross_entropy(z * held(clients[0]).sum(), y),
+    )  # fmt: skip
+    for one in (method, reading):  # clients that are all in memory are compared before round 1
+        call = partial(simulate, one, clients, rounds=1, progress=False)
+        refused(call, NotCapturable, "^the method FedAvg uses the records themselves .* shares")
 
 
 @pytest.mark.parametrize("side", [4, 2])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit.privacy import Account, Event, Ledger, PublicEmbedder, PublicEmbedders, Secret, as_secret
+from distillkit.privacy import Account, Event, Ledger, NotCapturable, PublicEmbedder, PublicEmbedders, Secret, as_secret
 from tests.refused import refused
 
 
@@ -121,6 +121,8 @@ def test_invalid_arguments_are_refused() -> None:
     for rate in (1.5, -0.1):
         refused(lambda r=rate: secret.poisson(3, r), ValueError, "rate")
     refused(lambda: secret.add_noise(torch.zeros(2, dtype=torch.complex64), 1.0), TypeError, "values")
+    own = torch.zeros(2).as_subclass(type("Own", (torch.Tensor,), {}))
+    refused(lambda: secret.add_noise(own, 1.0), NotCapturable, "^values: a Own is not a plain tensor")
     refused(lambda: as_secret(0.0), TypeError, "secret must be a Secret.* got float$")  # type: ignore[arg-type]
 
 
