@@ -20,7 +20,6 @@ from distillkit.data._cache import BLOCK, CacheWriter, open_written
 from distillkit.locking import locked
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages, StoredImages
-from distillkit.sets._labeled import ImageSet, resolve_subset
 from distillkit.sets._validation import checked_class_names
 
 _ROUNDED = 0.001
@@ -62,7 +61,8 @@ def store_dataset(
     path = check.path(path, "path")
     if path.suffix != ".npy":
         raise ValueError(f"path must end in .npy, got {path}")
-    if isinstance(resolve_subset(dataset), ImageSet):
+    part = isinstance(dataset, Subset | DataLoader)
+    if part and isinstance(conversion.innermost(dataset), LabeledImages | StoredImages):
         raise TypeError(f"dataset must give pictures, but this {type(dataset).__name__} is of a set; keep it with save")
     if normalization is not None:
         Normalization.require(normalization)
