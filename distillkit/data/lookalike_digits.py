@@ -43,7 +43,8 @@ def mnist_m_like(
 
     The result is |crop - digit| in each pixel. Use it if you do not have MNIST-M, the fifth domain of the benchmark
     DIGITS. Ganin and Lempitsky ("Unsupervised domain adaptation by backpropagation", ICML 2015) used 500 photos
-    (BSDS500); with the two default photos, the backgrounds vary less.
+    (BSDS500); with the two default photos, the backgrounds vary less. The photo and crop of a digit depend on its place
+    in the split, so epsilon does not hold for the result: make private records one by one.
 
     Args:
         digits: split of white digits on black, with one channel and any size, such as `load("mnist")`.

@@ -123,7 +123,7 @@ class Secret(Sealed):
             NotCapturable, PrivacyError: `values` is of a subclass of tensors, or a torch mode is active.
             TypeError, ValueError: `values` is not a real tensor, or `std` has the wrong type or is out of range.
         """
-        check.real_number(std, "std", least=0.0)
+        std = check.real_number(std, "std", least=0.0)
         if check.instance(values, Tensor, "values", "a torch.Tensor").is_complex():
             raise TypeError(f"values must be real, got {values.dtype}: noise its real and imaginary parts separately")
         require_no_own_code([values], "values")
@@ -172,7 +172,7 @@ class Secret(Sealed):
         Raises:
             TypeError, ValueError: `rate` has the wrong type or is out of range.
         """
-        check.real_number(rate, "rate", least=0.0, most=1.0)
+        rate = check.real_number(rate, "rate", least=0.0, most=1.0)
         return (self.uniform(count) < rate).nonzero().flatten()
 
     def __repr__(self) -> str:

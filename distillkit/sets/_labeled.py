@@ -610,7 +610,7 @@ class LabeledImages(ImageSet):
         is a `ClassLabel` with the class names ("0", "1", ... if there are none), or a list of numbers for label rows.
         The tensors in `columns` become further columns. `info.description` is a JSON object with the normalization and
         the `info` of the set. Tiled images are decoded, and whitened images are not whitened any more; a warning says
-        so. `as_set` reads the result.
+        so. `as_set` reads the images and labels of the result, but not its `info`.
 
         Raises:
             ImportError: `datasets` is not installed: `pip install 'distillkit[data]'`.

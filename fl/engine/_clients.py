@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -122,6 +122,7 @@ class ClientRegistry:
     Attributes:
         all_loaded: whether all clients were read at the start, that is, `clients` is a list or tuple.
         first: set without images, with the image shape, dtype and normalization of the first client's set.
+        on_read: function that is called with the data of each client that is read on demand, in a list.
 
     Raises:
         TypeError: `clients` is not a sequence of sets.
@@ -141,6 +142,7 @@ class ClientRegistry:
         self.all_loaded = isinstance(clients, list | tuple)
         self._clients, self._progress = clients, progress
         self._checked: list[ClientData] = []
+        self.on_read: Callable[[Sequence[ClientData]], object] = len
         read = [self._read(k) for k in range(len(clients) if self.all_loaded else 1)]
         given_classes = [h.train.num_classes for h in read if h.train.classes_given]
         self._classes_given = classes is not None or bool(given_classes)
@@ -169,7 +171,11 @@ class ClientRegistry:
         return ClientData(extend_classes(data.train, *options), test)
 
     def __getitem__(self, number: int) -> ClientData:
-        return self._checked[number] if self.all_loaded else self._checked_data(number, self._read(number))
+        if self.all_loaded:
+            return self._checked[number]
+        data = self._checked_data(number, self._read(number))
+        self.on_read([data])
+        return data
 
     def _checked_data(self, number: int, data: ClientData) -> ClientData:
         data = self._extended(data)

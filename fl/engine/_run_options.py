@@ -24,7 +24,7 @@ from distillkit.privacy.validation._arguments import (
 )
 from distillkit.privacy.validation._private_records import PrivateRecords, reachable
 from distillkit.sets import Images, LabeledImages, StoredImages
-from fl.engine._clients import ClientRegistry, fitting_set, read_or_stored, read_set
+from fl.engine._clients import ClientData, ClientRegistry, fitting_set, read_or_stored, read_set
 from fl.engine._config import RunConfig, RunFolder
 from fl.method import Method
 from fl.task import Classification, LabelTask
@@ -227,10 +227,10 @@ def remark_on(ledger: Ledger, method: Method, fresh: bool, panel: str | Sequence
         ledger.add_remark(OWN_CODE.format(", ".join(sorted(own))))
 
 
-def refuse_records(method: Method, clients: ClientRegistry) -> None:
-    """Refuse a private method from whose options, functions or networks the records of clients can be reached.
+def refuse_records(method: Method, clients: Sequence[ClientData]) -> None:
+    """Refuse a private method from whose options, functions or networks records of the clients can be reached.
 
-    Records of clients that are all in memory are looked for there; copies of them are not found.
+    Their memory is looked for; copies of it are not found.
     """
     parts = [(d.train._rows if isinstance(d.train, StoredImages) else d.train.images, d.train) for d in clients]
     tensors = [t for images, data in parts for t in (images, data.labels, *data.columns.values())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,7 +114,9 @@ def simulate(
     if method.private and registry.all_loaded:
         for number, data in enumerate(registry):
             refuse_derived(data.train.info, f"clients[{number}]")
-        refuse_records(method, registry)
+        refuse_records(method, list(registry))
+    elif method.private:
+        registry.on_read = partial(refuse_records, method)
     if not method.private:  # a warning would depend on records
         warn_of_training_images(test, registry)
     elif getattr(ledger, "disjoint", True):

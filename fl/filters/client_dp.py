@@ -128,14 +128,15 @@ class ClientDP(Filter):
         The privacy loss that `sigma` allows is divided as in theorem 1 of Andrew et al. Without bits, the second result
         is 0.
         """
-        if self.adaptive is None or self.sigma == 0:
-            return self.sigma, 0.0
-        bits = self.adaptive.sigma or self.rate * clients / 20
-        left = self.sigma**-2 - len(self.clips) * (2 * bits) ** -2  # a bit is +-1/2
+        sigma = float(self.sigma)  # half precision would round the noise
+        if self.adaptive is None or sigma == 0:
+            return sigma, 0.0
+        bits = float(self.adaptive.sigma or self.rate * clients / 20)
+        left = sigma**-2 - len(self.clips) * (2 * bits) ** -2  # a bit is +-1/2
         if left <= 0:
-            minimum = self.sigma * math.sqrt(len(self.clips)) / 2
+            minimum = sigma * math.sqrt(len(self.clips)) / 2
             raise ValueError(
-                f"Adaptive(sigma=...) must be above {minimum:g}, because sigma is {self.sigma:g}; got {bits:g}: "
+                f"Adaptive(sigma=...) must be above {minimum:g}, because sigma is {sigma:g}; got {bits:g}: "
                 "give a larger one"
             )
         return left**-0.5, bits

@@ -89,9 +89,9 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
         if not isinstance(spend, Sequence) or isinstance(spend, str) or len(spend) != 3:
             raise TypeError(f"spends must be a list of triples (sigma, rate, count), got {spend!r} in it")
         sigma, rate, count = spend
-        check_sigma(sigma)
-        check.real_number(rate, "rate", least=0.0, most=1.0)
-        if check.positive_int(count, "count", least=0, most=MOST_RELEASES) and rate:
+        sigma, rate = check_sigma(sigma), check.real_number(rate, "rate", least=0.0, most=1.0)
+        count = check.positive_int(count, "count", least=0, most=MOST_RELEASES)
+        if count and rate:
             merged[sigma, rate] = merged.get((sigma, rate), 0) + count
     every, delta = tuple((s, q, n) for (s, q), n in sorted(merged.items())), check_delta(delta)
     if any(sigma == 0 for sigma, _, _ in every):

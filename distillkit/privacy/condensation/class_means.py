@@ -16,7 +16,7 @@ from distillkit._optimizers import sgd_step
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.chunking import chunk_size
-from distillkit.privacy.accounting._ranges import check_clip, power_of_two
+from distillkit.privacy.accounting._ranges import check_clip, check_sigma, power_of_two
 from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.ledger import Account, Ledger
@@ -106,10 +106,10 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
     refuse_half_precision(sums, "sums")  # rounded sums change by more than the sensitivity
     if not bool(sums.isfinite().all()):
         raise ValueError("sums must be finite, but hold NaN or Inf; compute them with class_sums")
-    if sigma and not math.isfinite(sensitivity):
+    sigma = check_sigma(sigma)
+    sensitivity = math.inf if sensitivity == math.inf else check_clip(sensitivity, "sensitivity")
+    if sigma and sensitivity == math.inf:
         raise PrivacyError("an unclipped sum has no bounded sensitivity; give a clip, or clip=None for unit vectors")
-    if sensitivity != math.inf:
-        check_clip(sensitivity, "sensitivity")
     account = Account.of(ledger)
     account.ledger.assume("release")
     account.spend("class_means", sigma, count=len(sums))

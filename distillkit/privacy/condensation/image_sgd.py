@@ -194,9 +194,8 @@ def image_sgd(
         TypeError, ValueError: the images, the labels or an option are invalid.
     """
     loss = require_separable(loss)
-    check.positive_int(size, "size")
-    check.positive_int(steps, "steps")
-    check.real_number(rate, "rate", above=0.0, most=1.0)
+    size, steps = check.positive_int(size, "size"), check.positive_int(steps, "steps")
+    rate = check.real_number(rate, "rate", above=0.0, most=1.0)
     check.learning_rate(lr)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
     sigma = resolve_sigma(epsilon, sigma, delta=delta, count=steps, rate=rate)

@@ -28,6 +28,7 @@ from distillkit.privacy.validation._arguments import (
     refuse_half_precision,
     refuse_large_delta,
     refuse_measured_normalization,
+    refuse_tiles,
 )
 from distillkit.privacy.validation._independence import require_independent_losses
 from distillkit.privacy.validation._private_records import (
@@ -159,12 +160,12 @@ def train_private(
     check.with_values(require_network(network))
     check.positive_int(size, "size")
     check.boolean(progress, "progress")
-    check.positive_int(steps, "steps")
-    check.real_number(rate, "rate", above=0.0, most=1.0)
+    steps, rate = check.positive_int(steps, "steps"), check.real_number(rate, "rate", above=0.0, most=1.0)
     check.learning_rate(lr)
     sigma = resolve_sigma(epsilon, sigma, delta=delta, count=steps, rate=rate)
     refuse_large_delta(size, delta)
     refuse_derived(real.info)
+    refuse_tiles(real)
     refuse_measured_normalization(real.normalization, "train_private")
     refuse_half_precision(real.images, "the images")
     if optimizer is not None:

@@ -78,13 +78,12 @@ class PrivateGradient:
         self._secret = check.instance(secret, Secret, "secret", "a Secret")
         self._sigma = check.real_number(sigma, "sigma", least=0.0)
         self._denominator = check.real_number(denominator, "denominator", above=0.0)
-        if clip != math.inf:
-            check_clip(clip)
-        elif sigma:
+        self._clip = math.inf if clip == math.inf else check_clip(clip)  # half precision would round the noise
+        if sigma and self._clip == math.inf:
             raise PrivacyError(
                 f"clip must be finite unless sigma is 0, got sigma {sigma:g}: without a clip no noise is large enough"
             )
-        self._parameters, self._clip = list(check.sequence(parameters, "parameters", "tensors")), clip
+        self._parameters = list(check.sequence(parameters, "parameters", "tensors"))
         if isinstance(parameters, Tensor) or not self._parameters:
             raise ValueError("parameters must be a list of one or more tensors; give [tensor] for one")
         for parameter in self._parameters:

@@ -24,7 +24,7 @@ from distillkit.sets.as_set import open_set
 
 __all__ = [
     "NEW_LEDGER_REMARK", "initial_images", "open_private_set", "refuse_derived", "refuse_half_precision",
-    "refuse_large_delta", "refuse_measured_normalization", "require_given_num_classes",
+    "refuse_large_delta", "refuse_measured_normalization", "refuse_tiles", "require_given_num_classes",
 ]  # fmt: skip
 
 
@@ -65,6 +65,7 @@ def open_private_set(
     """
     with without_warnings():  # sanity checks of pixels depend on the records
         real = open_set(images, labels, num_classes=num_classes)
+    refuse_tiles(real)
     declare_records(real._rows if isinstance(real, StoredImages) else real.images, real.labels, *real.columns.values())
     refuse_derived(real.info)
     require_given_num_classes(real)
@@ -91,6 +92,15 @@ def require_given_num_classes(real: RealImages) -> None:
             "num_classes must be given: if it were derived from the private labels (the largest label + 1), it would "
             "reveal which class is the last one with records. Pass it to the call, or once to the set: "
             "LabeledImages(..., num_classes=K) or data.replace(num_classes=K); all K classes are released"
+        )
+
+
+def refuse_tiles(data: object) -> None:
+    """Refuse private `TiledImages`: one stored image gives several images, so a record would count several times."""
+    if isinstance(data, TiledImages):
+        raise PrivacyError(
+            "images must not be a TiledImages: one stored image gives several records, so epsilon would not cover it; "
+            "pass a set of single images"
         )
 
 

@@ -28,8 +28,11 @@ _SIDE = 8
 """Least number of pixels of a channel whose contrast and brightness are removed before a comparison."""
 _CODE, _NEAR, _SAME = 8, 0.15, 0.02
 """Length of the random projections of images; largest distances of the projections and of the scaled images."""
-_LEAVES = (str, bytes, int, float, complex, type, types.ModuleType, types.FrameType, types.CodeType, type(None))
-_LIBRARIES = ("builtins", "torch", "torchvision", "numpy", "distillkit", "fl", "attacks", "functools", "collections")
+_LEAVES = (str, bytes, int, float, complex, types.ModuleType, types.FrameType, types.CodeType, type(None))
+_LIBRARIES = (
+    *("builtins", "torch", "torchvision", "numpy", "distillkit", "fl", "attacks", "functools", "collections"),
+    *("abc", "typing", "dataclasses", "enum", "types"),
+)
 
 
 P = ParamSpec("P")
@@ -193,8 +196,8 @@ def reachable(root: object, *, functions: bool = True) -> Iterator[tuple[str, Te
     """Yield the tensors and NumPy arrays that an object holds, with the path to each.
 
     Attributes, items, closures, defaults, bound objects and partial arguments are followed, and the globals that a
-    user's function names. Of a user's class, only the methods are followed whose name occurs in a function that was
-    followed.
+    user's function names. Of a user's class, the attributes are followed, and the methods whose name occurs in a
+    function that was followed; also `__init__`, if the class itself is reached, such as a factory of networks.
     """
     seen: dict[int, Any] = {}
     names = {"forward", "features", "classifier", "__call__"}
@@ -214,9 +217,13 @@ def reachable(root: object, *, functions: bool = True) -> Iterator[tuple[str, Te
                     names.update(_names(value.__code__))
                     stack.extend(_parts_of_function(path, value))
             else:
-                stack.extend(_parts(path, value))
-                own = [kind for kind in type(value).__mro__ if not _is_library(kind)]
-                methods += [(path, f) for kind in own for f in vars(kind).values() if isinstance(f, types.FunctionType)]
+                stack.extend(() if isinstance(value, type) else _parts(path, value))
+                for kind in (value if isinstance(value, type) else type(value)).__mro__:
+                    held = {} if _is_library(kind) else vars(kind)
+                    own = {n: f for n, f in held.items() if isinstance(f, types.FunctionType)}
+                    stack.extend((f"{path}.{n}", part) for n, part in held.items() if n not in own)
+                    stack.extend((f"{path}.{n}", f) for n, f in own.items() if kind is value and n == "__init__")
+                    methods += [(path, f) for f in own.values()]
         if not stack:
             stack = [(f"{p}.{f.__name__}", f) for p, f in methods if f.__name__ in names and id(f) not in seen]
 

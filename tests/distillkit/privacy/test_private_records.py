@@ -277,9 +277,17 @@ def test_callback_cannot_add_records_to_a_release() -> None:
 def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledImages], Tensor]) -> None:
     """The graph that another client captured is compared with the records of this client, too."""
     clients = [PARENT[[*range(10)]], PARENT[[10, 11]]]
+    second = clients[1]
 
     def factory(outputs: int) -> nn.Module:
-        return Holding(lambda m, x: x - held(clients[1]).float().mean(0))
+        return Holding(lambda m, x: x - held(second).float().mean(0))
+
+    class Own(ConvNet):
+        bank = clients
+
+        def __init__(self, outputs: int) -> None:
+            super().__init__(DATA.shape, outputs, width=2, depth=1)
+            self.register_buffer("copy", held(self.bank[0]).double())
 
     private = DPSGD(sigma=1.0, rate=0.5, size=10)
     method = FedAvg(private, factory=factory, weights="uniform", steps=1)
@@ -288,7 +296,8 @@ def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledIma
         DPSGD(sigma=1.0, rate=0.5, size=10, gradients="opacus"), factory=partial(ConvNet, DATA.shape), steps=1,
         weights="uniform", objective=lambda z, y: F.cross_entropy(z * held(clients[0]).sum(), y),
     )  # fmt: skip
-    for one in (method, reading):  # clients that are all in memory are compared before round 1
+    building = FedAvg(private, factory=Own, weights="uniform", steps=1)
+    for one in (method, reading, building):  # clients that are all in memory are compared before round 1
         call = partial(simulate, one, clients, rounds=1, progress=False)
         refused(call, NotCapturable, "^the method FedAvg uses the records themselves .* shares")
 

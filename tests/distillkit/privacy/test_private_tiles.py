@@ -16,11 +16,13 @@ from distillkit.privacy import (
     Account,
     Ledger,
     Passes,
+    PrivacyError,
     PrivateInitialization,
     PublicEmbedders,
     Secret,
     condense_private,
     fit_to_means,
+    train_private,
 )
 from distillkit.privacy.condensation import condense_private as module
 from distillkit.rng import derive
@@ -98,6 +100,9 @@ def test_public_images_are_shrunk_and_a_tiled_set_is_used_as_it_is(
     again = condensed(toy_set, toy_network, init=turned, **options)
     assert isinstance(again, TiledImages)
     assert torch.equal(again.stored, made.stored[[1, 0, 3, 2, 5, 4]])
+    refused(lambda: condensed(turned, toy_network), PrivacyError, "must not be a TiledImages: one stored image")
+    call = partial(train_private, nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double(), turned, size=9, sigma=1.0)
+    refused(call, PrivacyError, "must not be a TiledImages: one stored image")
     whole = condensed(toy_set, toy_network, init=made.replace(info={}), ipc=8, **options | {"parametrize": Tiles(1)})
     assert torch.equal(whole.images, made.images)  # of other tiles
     with pytest.raises(ValueError, match="init must hold 8 images of each of 3 classes"):

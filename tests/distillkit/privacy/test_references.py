@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -317,6 +318,8 @@ def test_released_sums_and_counts_are_the_exact_ones_plus_the_secret_noise(skewe
     for labels, count, words in (([3], 3, "labels must be below num_classes=3"), ([], 0, "num_classes must be at")):
         count_all = partial(private_histogram, torch.tensor(labels).long(), num_classes=count, sigma=1.0, ledger=ledger)
         refused(count_all, ValueError, words)
+    half = release(torch.zeros(1, 1, 500), sigma=np.float16(0.45), sensitivity=np.float16(6e-8), ledger=Ledger())
+    assert float(half.std()) == pytest.approx(2.7e-8, rel=0.2)
     own = torch.arange(3).as_subclass(type("Own", (Tensor,), {}))
     refused(lambda: private_histogram(own, num_classes=3, sigma=1.0, ledger=ledger), NotCapturable, "a Own is not a pl")
     assert len(ledger.events) == 3

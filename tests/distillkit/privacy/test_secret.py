@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -121,6 +122,8 @@ def test_invalid_arguments_are_refused() -> None:
     for rate in (1.5, -0.1):
         refused(lambda r=rate: secret.poisson(3, r), ValueError, "rate")
     refused(lambda: secret.add_noise(torch.zeros(2, dtype=torch.complex64), 1.0), TypeError, "values")
+    tiny = np.float16(6e-8)  # its half is 0
+    assert float(secret.add_noise(torch.zeros(500), tiny).std()) == pytest.approx(float(tiny), rel=0.2)
     own = torch.zeros(2).as_subclass(type("Own", (torch.Tensor,), {}))
     refused(lambda: secret.add_noise(own, 1.0), NotCapturable, "^values: a Own is not a plain tensor")
     refused(lambda: as_secret(0.0), TypeError, "secret must be a Secret.* got float$")  # type: ignore[arg-type]
