@@ -378,7 +378,8 @@ def test_method_whose_own_code_sees_records_beside_a_private_addon_is_refused() 
         def count(self, client: Any, message: Any) -> Any:
             return message
 
-    for kind, name in ((Counting, "local"), (Asking, "count")):
+    running = type("Running", (FedAvg,), {"run_on_client": lambda *given: FedAvg.run_on_client(*given)})
+    for kind, name in ((Counting, "local"), (Asking, "count"), (running, "run_on_client")):
         with pytest.raises(PrivacyError, match=rf"\.{name} sees the clients' records beside DPSGD"):
             kind(noisy(), factory=network, weights="uniform")
         kind(factory=network)

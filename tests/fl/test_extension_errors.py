@@ -380,7 +380,9 @@ def test_factory_must_always_make_the_same_shapes_and_no_lazy_ones() -> None:
     refused(lambda: play(FedAvg(factory=lazy)), ValueError, "1.weight is lazy: give the layer its input size")
 
 
-@pytest.mark.parametrize("error", [BudgetExhausted("nothing is left", remaining=0), Interrupted("late")])
+@pytest.mark.parametrize(
+    "error", [BudgetExhausted("no", remaining=0, ledger=own) for own in (None, Ledger())] + [Interrupted("late")]
+)
 def test_client_cannot_end_a_run_itself(error: Exception) -> None:
     end = after("local", Mock(side_effect=error))
     refused(lambda: play(end), NoUsableReply, f"raised {type(error).__name__}: {error}")

@@ -525,4 +525,7 @@ def test_shared_images_of_two_clients_are_warned_of() -> None:
 def test_run_with_a_given_ledger_records_it(tmp_path: Path) -> None:
     for run in (play(rounds=1), play(rounds=1, out=tmp_path), play(rounds=2, out=tmp_path, resume=True)):
         assert run.rows[-1]["privacy"]["remarks"] == [NEW_LEDGER_REMARK, OWN_CODE.format("NoisySum")]
-    assert "remarks" not in play(1, RECORDS, ledger=Ledger(delta=DELTA)).rows[0]["privacy"]
+    used = Ledger(delta=DELTA)
+    assert "remarks" not in play(1, RECORDS, ledger=used).rows[0]["privacy"]
+    row = play(1, type("Other", (NoisySum,), {"__module__": "flora.methods"})(), ledger=used).rows[0]
+    assert row["privacy"]["remarks"] == [OWN_CODE.format("Other")]

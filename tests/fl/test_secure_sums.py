@@ -581,17 +581,21 @@ class Twice(FedAvg):
         return {self.said.key: EntrySpec(0.0)}
 
     def receive_exchange(self, server: Any, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        server.notes[verb] = [replies.clients, replies.get(self.said)]
-        return {1: "was not polite"} if verb == "greet" else {}
+        server.notes[verb] = [replies.clients, replies.get(self.said), list(server.present)]
+        return {1: "was not polite"} if verb == "greet" else {3: "left early"} if verb == "part" else {}
+
+    def receive(self, server: Any, replies: AggregatedReplies) -> None:
+        server.notes["end"] = list(server.present)
+        super().receive(server, replies)
 
 
 def test_a_round_has_the_exchanges_of_the_method_and_no_others() -> None:
     (row,) = play(Twice(**FAST), rounds=1).rows
-    assert row["greet"] == [[0, 1, 2, 3], 40.0 * 4 + 6]
-    assert row["local"] == [[0, 2, 3], None]
-    assert row["part"] == [[0, 3], 2.0]
+    assert row["greet"] == [[0, 1, 2, 3], 40.0 * 4 + 6, [0, 1, 2, 3]]
+    assert row["local"] == [[0, 2, 3], None, [0, 2, 3]]
+    assert (row["part"], row["end"]) == ([[0, 3], 2.0, [0, 3]], [0])
     assert row["failed"] == {"1": "greet: was not polite"}
-    assert list(row["failed_after"]["part"]) == ["2"]
+    assert list(row["failed_after"]["part"]) == ["2", "3"]
     assert row["up"]["Twice.said"] == 8 * 6
     assert row["drawn"] == [0, 1, 2, 3]
     with pytest.raises(LookupError, match="FedAvg has no exchange 'receive'"):

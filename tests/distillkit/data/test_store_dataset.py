@@ -105,6 +105,7 @@ def test_a_complete_file_is_opened_without_the_dataset(tmp_path: Path) -> None:
         call = partial(store_dataset, source, path, **options)
         refused(call, ValueError, r"a\.npy holds 75 images 3x10x9, but this call asks for other ones .*delete the file")
     refused(lambda: store_dataset(data, path, num_classes=2), ValueError, "num_classes=2")
+    refused(lambda: store_dataset(Subset(first, [0]), path), TypeError, "this Subset is of a set")
     refused(lambda: store_dataset(data, path, class_names=["v", "w"]), ValueError, "num_classes=2")
     odd: dict[str, Any] = {"num_classes": 5, "class_names": ["v", "w"]}
     refused(lambda: store_dataset(data, path, **odd), ValueError, "class_names must be 5 names")

@@ -209,7 +209,7 @@ def test_embedders_follow_a_variable_outside_the_network(toy_set: LabeledImages)
         torch.testing.assert_close(found, [factor * toy_set.images.flatten(1)] * 2)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: lambda *values, **options: f(*values, **options), partial])
+@pytest.mark.parametrize("wrap", [lambda f: lambda *v, **options: f(*v, **options), partial, lambda f: property(f)])
 @pytest.mark.parametrize(("place", "name"), [
     (F, "conv2d"), (torch, "zeros"), (Tensor, "flatten"), (nn.Conv2d, "forward"), (nn.Module, "__getattr__"),
     (ConvNet, "features"), (DSA, "__call__"),

@@ -132,8 +132,9 @@ def test_only_the_given_parameters_are_trained_on_all_columns(kind: str) -> None
         source = clipped_gradients(kind, network, weighted, columns, trained=trained)
     source.add_to(private, images.requires_grad_(), *columns[1:])
     assert images.grad is None
-    for wrong in (images.detach().float(), images[:, :, 1:], images[:1]):
-        call = partial(source.add_to, private, wrong, *columns[1:])
+    rest = columns[1:]
+    for wrong in ((images.detach().float(), *rest), (images[:, :, 1:], *rest), (images[:1], *rest), (images,)):
+        call = partial(source.add_to, private, *wrong)
         refused(call, ValueError, r"takes equal numbers of records of torch\.float64 \[1, 5, 4\], torch\.int64 \[\]")
     wanted = torch.autograd.grad((columns[2] * losses(network, *columns[:2])).sum(), [*trained.values()])
     torch.testing.assert_close(private.take(), [*wanted])

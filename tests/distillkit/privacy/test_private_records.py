@@ -277,10 +277,10 @@ def test_callback_cannot_add_records_to_a_release() -> None:
 def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledImages], Tensor]) -> None:
     """The graph that another client captured is compared with the records of this client, too."""
     clients = [PARENT[[*range(10)]], PARENT[[10, 11]]]
-    second = clients[1]
+    second = held(clients[1])
 
     def factory(outputs: int) -> nn.Module:
-        return Holding(lambda m, x: x - held(second).float().mean(0))
+        return Holding(lambda m, x: x - second.float().mean(0))
 
     class Own(ConvNet):
         bank = clients

@@ -125,7 +125,8 @@ def test_invalid_arguments_are_refused() -> None:
     tiny = np.float16(6e-8)  # its half is 0
     assert float(secret.add_noise(torch.zeros(500), tiny).std()) == pytest.approx(float(tiny), rel=0.2)
     own = torch.zeros(2).as_subclass(type("Own", (torch.Tensor,), {}))
-    refused(lambda: secret.add_noise(own, 1.0), NotCapturable, "^values: a Own is not a plain tensor")
+    for std in (0.0, 1.0):
+        refused(lambda s=std: secret.add_noise(own, s), NotCapturable, "^values: a Own is not a plain tensor")  # type: ignore[misc]
     refused(lambda: as_secret(0.0), TypeError, "secret must be a Secret.* got float$")  # type: ignore[arg-type]
 
 

@@ -170,6 +170,8 @@ JOINED: list[tuple[list[dict[str, Any]], str, dict[str, Any] | str]] = [
         **BASIC,
     }),
     ([FREE, SURE], "", {"epsilon": 1.23456, "delta": 1e-5, "relation": RELATION, "valid_if": "planned", **BASIC}),
+    ([FREE | {"delta": 2e-5}, SURE], "",
+     {"epsilon": 1.23456, "delta": pytest.approx(3e-5), "relation": RELATION, "valid_if": "planned", **BASIC}),
     ([SURE | {"epsilon": math.inf}, FREE], "",
      {"epsilon": math.inf, "delta": 1e-5, "relation": RELATION, "valid_if": "planned", **BASIC}),
     ([STATED, STATED | {"remarks": ["seen"], "epsilon": 0.5, "assumed_public": {"a": ["net"]}}, STATED | {

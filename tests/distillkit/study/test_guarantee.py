@@ -114,14 +114,15 @@ def test_a_record_may_belong_to_another_client_in_every_run() -> None:
     assert total_guarantee([of(Event("m", SIGMA), delta=1e-6), of(Event("m", SIGMA))]).delta == 1e-5
 
 
+@pytest.mark.parametrize("last", [(1, "a"), (0, "b")])
 @pytest.mark.parametrize("relation", [ADD_OR_REMOVE_RECORD, ADD_OR_REMOVE_CLIENT])
-def test_clients_of_several_seeds_have_no_joint_epsilon(relation: str, tmp_path: Path) -> None:
-    for number, seed in enumerate((0, 0, 1)):
-        notes = {"task": {"with": {"data": 1}}, "validation": False}
+def test_clients_of_several_seeds_have_no_joint_epsilon(relation: str, last: tuple[int, str], tmp_path: Path) -> None:
+    for number, (seed, name) in enumerate(((0, "a"), (0, "a"), last)):
+        notes = {"task": {"with": {"data": 1, "name": name}}, "validation": False}
         write_json(tmp_path / str(number) / "config.json", {"seed": seed, "notes": notes})
         Ledger(tmp_path / str(number) / "ledger.jsonl").spend(Event("m", SIGMA, relation=relation))
         total: Any = study_guarantee(tmp_path, "1")
-        assert ["in 2 ways" in total.reason, total.epsilon is None] == 2 * [seed == 1 and "client" in relation]
+        assert ["in 2 ways" in total.reason, total.epsilon is None] == 2 * [number == 2 and "client" in relation]
         assert total.nominal == pytest.approx(compose([(SIGMA, 1.0, number + 1)], 1e-5).epsilon)
 
 
