@@ -695,6 +695,8 @@ def resolve_subset(images: Any, name: str = "images") -> Any:
             conversion.whole_dataset(images, name)  # refuses a loader that yields other items
             return whole
         return images
+    if any(isinstance(images, k) and type(images).__getitem__ is not k.__getitem__ for k in (Subset, ConcatDataset)):
+        return images  # a subclass may transform the items
     if isinstance(images, ConcatDataset):
         parts = [resolve_subset(part) for part in images.datasets]
         return LabeledImages.concatenate(parts) if all(isinstance(part, LabeledImages) for part in parts) else images

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit.privacy._sealed import Sealed
 from distillkit.privacy.accounting._ranges import check_clip
 from distillkit.privacy.capture._captured_function import require_no_own_code
 from distillkit.privacy.errors import PrivacyError
@@ -43,7 +44,7 @@ class OuterProducts(NamedTuple):
         return self.left[:, :, None] * self.right[:, None]
 
 
-class PrivateGradient:
+class PrivateGradient(Sealed):
     """Accumulator that replaces the per-example gradients of each step by their noised mean.
 
     A step returns (sum of clipped gradients + N(0, (sigma clip)^2)) / denominator, as in DP-SGD (Abadi et al., CCS
@@ -71,6 +72,8 @@ class PrivateGradient:
         PrivacyError: a parameter is in half precision, or sigma is positive without a finite clip.
         TypeError, ValueError: an argument has the wrong type or is out of range.
     """
+
+    __slots__ = ("_clip", "_denominator", "_parameters", "_secret", "_sigma", "_sums")
 
     def __init__(
         self, parameters: Sequence[Tensor], *, sigma: float, clip: float, denominator: float, secret: Secret

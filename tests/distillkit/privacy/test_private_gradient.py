@@ -121,6 +121,7 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
         refused(lambda w=wrong: gradient.add(w), (TypeError, ValueError), "grad_samples must")
     options = {"sigma": np.float16(0.4), "clip": np.float16(6e-8), "denominator": np.float16(1.0), "secret": secret}
     assert float(PrivateGradient([torch.zeros(500)], **options).take()[0].std()) == pytest.approx(2.4e-8, rel=0.2)
+    refused(lambda: setattr(gradient, "sigma", 9.0), AttributeError, "has no attribute 'sigma'")
     own = type("Own", (torch.Tensor,), {})
     for rows in (first.as_subclass(own), OuterProducts(left, right.as_subclass(own))):
         refused(lambda r=rows: gradient.add([r, second]), NotCapturable, "grad_samples: a Own is not a plain tensor")

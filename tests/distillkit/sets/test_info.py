@@ -210,6 +210,8 @@ def test_joined_guarantees_by_hand(infos: list[dict[str, Any]], unknown: str, wa
 def test_image_that_occurs_twice_is_marked() -> None:
     data = make({})
     items: Any = Subset(TensorDataset(*data), [0, 1, 0])
+    own: Any = type("Own", (ConcatDataset,), {"__getitem__": lambda self, i: (-data[i][0], data[i][1])})
+    assert torch.equal(as_set(own([data])).images, -data.images)  # as the subclass gives them
     sources = items, ConcatDataset([TensorDataset(*data)] * 2), ConcatDataset([Subset(items, [0]), items])
     read = [as_set(source, class_names=("a", "b")) for source in sources]
     for twice in (data[[-1, 7]], data[torch.tensor([0, 0]).int()], LabeledImages.concatenate([data, data]), *read):
