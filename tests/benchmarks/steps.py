@@ -26,7 +26,6 @@ from distillkit.privacy import (
     per_example_gradients,
 )
 from distillkit.privacy.capture import _captured_function
-from distillkit.privacy.condensation import public_embedders
 from distillkit.rng import derive
 from distillkit.training import accuracy
 from tests.benchmarks import plain
@@ -163,8 +162,8 @@ def image_steps(s: Sizes) -> Race:
 def noted(step: Callable[[], object], convolutions: Convolutions) -> None:
     """Record the convolutions of a private step, which refuses modes such as the recorder."""
     with (
-        patch.object(_captured_function, "require_plain"),
-        patch.object(public_embedders, "require_plain"),
+        patch.object(_captured_function, "dispatch_modes", list),
+        patch.object(_captured_function, "function_modes", list),
         convolutions,
     ):
         step()

@@ -55,8 +55,8 @@ def run_on_second_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         with monkeypatch.context() as patch, second_device():
             patch.setattr(_threads, "respond", client_side)
             patch.setattr(ServerThread, "run", server_side)
-            for module in ("capture._captured_function", "condensation.public_embedders"):
-                patch.setattr(f"distillkit.privacy.{module}.require_plain", lambda tensors, what: None)
+            for name in ("dispatch_modes", "function_modes"):
+                patch.setattr(f"distillkit.privacy.capture._captured_function.{name}", list)
             return play(method, **{"device": DEVICE, "evaluate": "drawn", **how})
 
     return play_there
