@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -103,8 +102,7 @@ class DPSGD(AddOn):
         if check_sigma(self.sigma) == 0:
             warn("DPSGD(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
         check.one_of(self.gradients, "gradients", GRADIENTS)
-        if self.sigma or not (isinstance(self.clip, float) and self.clip == math.inf):
-            check_clip(self.clip)
+        check_clip(self.clip, infinite=not self.sigma)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse add-ons and options that would leak private data in addition to the noised gradient."""

@@ -103,7 +103,7 @@ def respond(
 
 
 def _end_run(runtime: ClientRuntime, error: Exception) -> None:
-    """Raise an error that ends the run again, if the run is being stopped or its ledger has refused a charge.
+    """Raise `error` again if it ends the run: the run is being stopped, or its ledger has refused a charge.
 
     A client's code may raise errors of the same classes, perhaps because of its records. They do not end the run.
     """

@@ -228,9 +228,9 @@ def remark_on(ledger: Ledger, method: Method, fresh: bool, panel: str | Sequence
 
 
 def refuse_records(method: Method, clients: Sequence[ClientData]) -> None:
-    """Refuse a private method from whose options, functions or networks records of the clients can be reached.
+    """Refuse a private method whose options, functions or networks hold the memory of the clients' records.
 
-    Their memory is looked for; copies of it are not found.
+    Copies of records are not found.
     """
     parts = [(d.train._rows if isinstance(d.train, StoredImages) else d.train.images, d.train) for d in clients]
     tensors = [t for images, data in parts for t in (images, data.labels, *data.columns.values())]

@@ -20,8 +20,8 @@ LEAST_CLIP, MOST_CLIP = 1e-12, 1e30
 """Range of clip norms, so that squares near the clip neither underflow nor overflow."""
 
 
-def check_clip(clip: float, name: str = "clip") -> float:
-    """Return a finite clip norm as a float if norms of values near the clip are accurate.
+def check_clip(clip: float, name: str = "clip", *, infinite: bool = False) -> float:
+    """Return a clip norm as a float if norms of values near the clip are accurate, or if it may be infinite and is.
 
     A number whose square underflows in float64 is below 1e-154, so even 10^8 such numbers are far shorter than the
     least clip.
@@ -29,6 +29,8 @@ def check_clip(clip: float, name: str = "clip") -> float:
     Raises:
         TypeError, ValueError: `clip` is not a number, or is not in [1e-12, 1e30].
     """
+    if infinite and clip == math.inf:
+        return math.inf
     return check.real_number(clip, name, least=LEAST_CLIP, most=MOST_CLIP)
 
 

@@ -107,7 +107,7 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
     if not bool(sums.isfinite().all()):
         raise ValueError("sums must be finite, but hold NaN or Inf; compute them with class_sums")
     sigma = check_sigma(sigma)
-    sensitivity = math.inf if sensitivity == math.inf else check_clip(sensitivity, "sensitivity")
+    sensitivity = check_clip(sensitivity, "sensitivity", infinite=True)
     if sigma and sensitivity == math.inf:
         raise PrivacyError("an unclipped sum has no bounded sensitivity; give a clip, or clip=None for unit vectors")
     account = Account.of(ledger)

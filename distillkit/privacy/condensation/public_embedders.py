@@ -70,7 +70,7 @@ class PublicEmbedder(Sealed):
         augment: Augmentation | None = None,
         state: tuple[int, int] = (0, 0),
     ) -> None:
-        self.clip = _clip_of(clip)
+        self.clip = None if clip is None else check_clip(clip, infinite=True)
         self.network, self.center, self.match = network, center, match
         self.augment, self.state = augment, state
         refuse_batch_norm(network)
@@ -310,7 +310,7 @@ class PublicEmbedders(Sealed):
         seed: int = 0,
     ) -> None:
         self.num_networks = check.positive_int(num_networks, "num_networks")
-        self.clip = _clip_of(clip)
+        self.clip = None if clip is None else check_clip(clip, infinite=True)
         check.one_of(match, "match", MATCHES)
         self._networks, self._match, self._augment, self._seed = networks, match, augment, seed
         self._centers: dict[int, Tensor] = {}
@@ -377,10 +377,6 @@ class PublicEmbedders(Sealed):
         if self._captured and not _embeds_as_captured(embedder, self._center_images[:2]):
             self._captured.clear()
         return embedder
-
-
-def _clip_of(clip: float | None) -> float | None:
-    return clip if clip is None or clip == math.inf else check_clip(clip)
 
 
 def _embeds_as_captured(embedder: PublicEmbedder, images: Tensor) -> bool:

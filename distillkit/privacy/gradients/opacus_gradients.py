@@ -376,7 +376,7 @@ def _shared_copy(network: nn.Module, trained: Mapping[str, nn.Parameter], name: 
 def _linear_gradients(
     dense: Callable[..., dict[nn.Parameter, Tensor]], layer: nn.Linear, activations: list[Tensor], backprops: Tensor
 ) -> dict[nn.Parameter, Tensor]:
-    """Return gradients as Opacus' `dense` does, but store those of the weight as outer products where they are."""
+    """Return gradients as Opacus' `dense` does; keep those of a weight that a record meets once as outer products."""
     weight, inputs = layer.weight, activations[0]
     single = inputs.ndim == backprops.ndim == 2 and inputs.dtype == backprops.dtype == torch.float32
     if not (weight.requires_grad and single) or weight._forward_counter > 1 or hasattr(weight, "_current_grad_sample"):  # type: ignore[attr-defined]

@@ -81,7 +81,7 @@ class PrivateGradient(Sealed):
         self._secret = check.instance(secret, Secret, "secret", "a Secret")
         self._sigma = check.real_number(sigma, "sigma", least=0.0)
         self._denominator = check.real_number(denominator, "denominator", above=0.0)
-        self._clip = math.inf if clip == math.inf else check_clip(clip)  # half precision would round the noise
+        self._clip = check_clip(clip, infinite=True)  # as a float: half precision would round the noise
         if sigma and self._clip == math.inf:
             raise PrivacyError(
                 f"clip must be finite unless sigma is 0, got sigma {sigma:g}: without a clip no noise is large enough"

@@ -117,7 +117,6 @@ def _global_hooks() -> list[Any]:
 
 def _is_original(*places: Any) -> bool:
     """Return whether no function of these classes and modules was replaced by one of other packages."""
-
     for place in places:
         first = _FIRST.setdefault(place, dict(vars(place)))
         for name, value in vars(place).items():

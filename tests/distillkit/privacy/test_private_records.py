@@ -41,7 +41,7 @@ from distillkit.privacy.validation._private_records import (
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol
-from fl import FedAvg, simulate
+from fl import ClientDP, FedAvg, Filter, Filtered, simulate
 from fl.addons import DPSGD
 from tests.refused import refused
 
@@ -297,7 +297,9 @@ def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledIma
         weights="uniform", objective=lambda z, y: F.cross_entropy(z * held(clients[0]).sum(), y),
     )  # fmt: skip
     building = FedAvg(private, factory=Own, weights="uniform", steps=1)
-    for one in (method, reading, building):  # clients that are all in memory are compared before round 1
+    plain = FedAvg(factory=partial(ConvNet, DATA.shape), weights="uniform")
+    holding = Filtered(plain, type("Own", (Filter,), {"bank": second})(), ClientDP(1.0, 0.5, 1.0))
+    for one in (method, reading, building, holding):  # clients that are all in memory are compared before round 1
         call = partial(simulate, one, clients, rounds=1, progress=False)
         refused(call, NotCapturable, "^the method FedAvg uses the records themselves .* shares")
 

@@ -136,6 +136,7 @@ ENDED: list[tuple[str, Callable[[LabeledImages], LabeledImages]]] = [
 def test_what_is_computed_from_the_set_alone_keeps_its_guarantee(name: str) -> None:
     found = KEPT[name](make().replace(columns={"index": torch.arange(8)}, info=SAFE))
     assert guarantee(found.info) == STATED
+    assert list(make().replace(columns={"b": torch.ones(8), "a": torch.ones(8)}).columns) == ["b", "a"]
     words = r"cannot be changed in place; assign data\.columns = \{\*\*data\.columns, 'x': \.\.\.\}$"
     refused(lambda: found.columns.__setitem__("x", found.labels), TypeError, words)  # type: ignore[attr-defined]
     assert set(found.info["derived"].split("; ")) >= {"class_means"}
