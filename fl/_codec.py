@@ -17,8 +17,6 @@ from distillkit._utils.files import checksum, contiguous_cpu
 from distillkit.sets import LabeledImages
 from fl.message import DTYPES, Message, Tensors, Value, check_value
 
-__all__ = ["Parts", "decode", "digest", "encode", "from_parts", "to_parts"]
-
 Parts = tuple[Tensors, dict[str, str]]
 """Parts of a message: its tensors by name, and strings that describe the values to which they belong."""
 

@@ -17,11 +17,6 @@ from distillkit._utils.configurable import Configurable
 from distillkit._utils.options import check_options
 from fl.message import Entry, declared_entries
 
-__all__ = [
-    "Component", "KeyedObject", "constructor_call", "identity", "options_by_name", "require_distinct",
-    "require_own_entries", "require_plain_options", "stable_repr",
-]  # fmt: skip
-
 
 class KeyedObject(Configurable):
     """Base class of objects whose class has a key, which identifies the class in records of runs even if it is renamed.

@@ -15,8 +15,6 @@ from distillkit.sets import LabeledImages
 from fl.participants import Server
 from fl.task import LabelTask
 
-__all__ = ["empty_set", "noise_set", "pixel_limit", "two_noise_images"]
-
 
 def two_noise_images(server: Server) -> Tensor:
     """Return two noise images, [2, C, H, W], with the normalization, shape and dtype of the clients' images."""

@@ -16,8 +16,6 @@ from distillkit._utils.devices import is_accelerator
 from distillkit._utils.options import CheckedOptions, PositiveInt, check_options
 from distillkit.sets import LabeledImages
 
-__all__ = ["Batch", "Phase", "batch_at", "select_rows", "shuffled_indices"]
-
 
 @dataclass(frozen=True)
 class Batch(CheckedOptions):

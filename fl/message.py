@@ -11,8 +11,6 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.sets import LabeledImages
 
-__all__ = ["DTYPES", "Entry", "Message", "Tensors", "Value", "check_value", "declared_entries", "payload_bytes"]
-
 Tensors = dict[str, Tensor]
 """Tensors by name, such as the parameters of a model."""
 Value = Tensor | Tensors | LabeledImages | float | int | str

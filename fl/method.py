@@ -31,11 +31,6 @@ from fl.networks import Networks
 from fl.participants import Client, Server
 from fl.task import LabelTask
 
-__all__ = [
-    "Method", "NoUsableReply", "Predictor", "evaluation_batch_size", "evaluation_spec", "require_method",
-    "require_single_label",
-]  # fmt: skip
-
 
 class NoUsableReply(RuntimeError):
     """Error: the server has too few usable replies to compute an update, or all their weights are zero.

@@ -18,8 +18,6 @@ from distillkit.rng import derive
 from fl.message import Tensors
 from fl.participants import Client, Server
 
-__all__ = ["Factory", "Networks", "copied", "embedding_size"]
-
 Factory = Callable[[int], nn.Module]
 """Function that takes the number of outputs and returns a network."""
 

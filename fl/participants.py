@@ -18,8 +18,6 @@ from distillkit.sets import LabeledImages
 from fl.message import Message
 from fl.task import LabelTask
 
-__all__ = ["Client", "Interrupted", "Scratch", "Server"]
-
 
 class Interrupted(RuntimeError):
     """Exception that `check_running` raises when the run is being stopped. It does not indicate an error."""

@@ -15,8 +15,6 @@ from distillkit._utils import check
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Value, check_value
 
-__all__ = ["MAX_WEIGHT", "BadReply", "EntrySpec", "Schema", "check_reply", "l2_norm", "value_parts"]
-
 MAX_WEIGHT = 1e6
 """Largest weight that one reply may claim, unless its schema gives another maximum. This number is public."""
 

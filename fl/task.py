@@ -16,8 +16,6 @@ from distillkit._utils.options import CheckedOptions, PositiveInt
 from distillkit.generate import complement_targets
 from distillkit.losses import binary_distillation, knowledge_distillation
 
-__all__ = ["Classification", "LabelTask", "MultiLabel", "clients_accuracy"]
-
 
 class LabelTask(Protocol):
     """Interface of a classification task.

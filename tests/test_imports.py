@@ -73,34 +73,19 @@ def everything() -> list[Import]:
     return [one for by in modules() for one in imports(by)]
 
 
-@cache
-def exported(module: str) -> frozenset[str]:
-    """Return the names in a module's `__all__`."""
-    for node in ast.parse(modules()[module].read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return frozenset(ast.literal_eval(node.value))
-    return frozenset()
-
-
 def component(module: str) -> str:
     """Return the package or flat module directly below the top package that a module belongs to."""
     return ".".join(module.split(".")[:2])
 
 
 def private(found: list[Import]) -> list[Import]:
-    """Return the imports from another component of names that are in no `__all__`, or of `_utils` with an underscore.
-
-    A module with a leading underscore is private to users and so to the examples; inside the packages its `__all__`
-    counts, which lists what other components import.
-    """
+    """Return the imports from another component of names with an underscore, and in the examples of private modules."""
     across = [one for one in found if component(one.by) != component(one.module)]
     hidden = [one for one in across if one.by.split(".")[0] == "examples" and "._" in one.module]
-    named = [one for one in across if one.name is not None]
-    shared = [one.module.startswith("distillkit._utils.") and not str(one.name).startswith("_") for one in named]
-    return hidden + [one for one, ours in zip(named, shared) if not ours and one.name not in exported(one.module)]
+    return hidden + [one for one in across if str(one.name).startswith("_")]
 
 
-def test_components_only_import_exported_names_of_others() -> None:
+def test_components_import_no_private_names_of_others() -> None:
     assert private(everything()) == []
 
 

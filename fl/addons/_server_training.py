@@ -13,8 +13,6 @@ from distillkit.networks._dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.batches import batch_at, select_rows, shuffled_indices
 
-__all__ = ["Projection", "train_on_set"]
-
 
 def train_on_set(
     network: nn.Module,

@@ -21,8 +21,6 @@ from fl.averaging._composition import require_one_architecture, require_whole_mo
 from fl.batches import Batch
 from fl.message import Entry, Message, Tensors
 
-__all__ = ["Anchors"]
-
 
 @dataclass(frozen=True)
 class Anchors(AddOn):

@@ -31,8 +31,6 @@ from fl.averaging._trials import try_augmentation
 from fl.message import Entry
 from fl.participants import Client, Interrupted, Server
 
-__all__ = ["SELECTED", "Condensed", "condense_client"]
-
 SELECTED = tuple(range(1, 52, 5))
 """FedLGD's rounds of local and global distillation (tau): 1, 6, ..., 51."""
 

@@ -13,8 +13,6 @@ from distillkit._utils.options import Decay, LearningRate, NonNegative, Positive
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 
-__all__ = ["ServerAdaptive"]
-
 
 @dataclass(frozen=True)
 class FedAvgM(AddOn):

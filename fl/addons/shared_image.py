@@ -18,8 +18,6 @@ from fl.addons._shared import Shared
 from fl.averaging import AveragingServer, FedAvg
 from fl.message import Entry
 
-__all__ = ["SharedImage"]
-
 
 @dataclass(frozen=True, eq=False)
 class SharedImage(Shared):

@@ -21,8 +21,6 @@ from fl.averaging.step import Step
 from fl.batches import Batch
 from fl.message import Tensors
 
-__all__ = ["require_full_models", "require_one_architecture", "require_unscaled", "require_whole_models"]
-
 T = TypeVar("T")
 
 

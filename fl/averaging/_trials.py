@@ -25,8 +25,6 @@ from fl.averaging.settings import Settings
 from fl.message import Message
 from fl.participants import Client, Server
 
-__all__ = ["require_matches", "try_augmentation"]
-
 
 def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -17,8 +17,6 @@ from fl.averaging.step import Step
 from fl.batches import Batch, Phase
 from fl.message import Message, Tensors
 
-__all__ = ["AddOn", "overrides", "slot_owner"]
-
 SLOTS = (
     "dataset", "batches", "gradient", "scale_update", "aggregate", "server_step", "refine",
     "evaluation_model", "personal_model",

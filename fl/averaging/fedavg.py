@@ -40,8 +40,6 @@ from fl.networks import Factory, Networks
 from fl.participants import Client, Server
 from fl.schema import MAX_WEIGHT
 
-__all__ = ["FedAvg"]
-
 
 class FedAvg(Entries, Method):
     """Federated averaging (McMahan et al., AISTATS 2017, Algorithm 1), which add-ons extend.

@@ -13,8 +13,6 @@ from distillkit._utils import check
 from distillkit._utils.options import CheckedOptions, NonNegative, Positive
 from fl.message import Tensors
 
-__all__ = ["load_state", "saved_state"]
-
 
 @dataclass(frozen=True)
 class ClientOptimizer(CheckedOptions):

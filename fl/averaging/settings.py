@@ -22,8 +22,6 @@ from fl.message import Entry, Tensors
 from fl.networks import Networks
 from fl.task import LabelTask
 
-__all__ = ["Objective", "learning_rate"]
-
 Objective = Callable[[Tensor, Tensor], Tensor]
 
 

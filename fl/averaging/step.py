@@ -19,8 +19,6 @@ from fl.averaging.local import Local, Term
 from fl.batches import Batch
 from fl.message import Tensors
 
-__all__ = ["outputs", "restored"]
-
 
 @dataclass(frozen=True)
 class Output(CheckedOptions):

@@ -15,8 +15,6 @@ from fl._codec import encode
 from fl.engine.store import CheckpointError, read_message, remove, write_atomically
 from fl.message import Message, Value
 
-__all__ = ["MemoryStore"]
-
 
 class MemoryStore:
     """Store of the clients' memories: the values that a method keeps on each client between rounds.

@@ -29,8 +29,6 @@ from fl.method import Method
 from fl.participants import Client, Interrupted, Scratch
 from fl.task import LabelTask
 
-__all__ = ["ClientRuntime", "respond"]
-
 FAILED_PRIVATELY = "failed; the reason is in its own log, because it may depend on private records"
 """Text that the server gets if a client of a private method fails, for any reason."""
 

@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, Dataset
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 from distillkit.sets._validation import require_same_order
 
-__all__ = ["ClientData", "ClientRegistry", "extend_classes", "require_like"]
-
 Either = TypeVar("Either", bound=LabeledImages | StoredImages)
 
 

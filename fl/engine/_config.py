@@ -16,8 +16,6 @@ from distillkit.privacy import Ledger
 from distillkit.sets import Images, StoredImages
 from fl.task import LabelTask
 
-__all__ = ["RunConfig"]
-
 
 @dataclass(frozen=True)
 class RunFolder:

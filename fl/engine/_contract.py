@@ -15,8 +15,6 @@ from fl.method import Method, Predictor
 from fl.participants import Client, Interrupted, Server
 from fl.schema import EntrySpec, Schema
 
-__all__ = ["ChangedInput"]
-
 Given = Mapping[str, Message]
 
 

@@ -29,9 +29,6 @@ from fl.engine._config import RunConfig, RunFolder
 from fl.method import Method
 from fl.task import Classification, LabelTask
 
-__all__ = ["require_public", "resolve_task"]
-
-
 Panel = Literal["drawn", "all", "none"] | list[int]
 """Clients that are evaluated on their own test images: a keyword, or client indices."""
 

@@ -25,8 +25,6 @@ from fl.engine.store import CheckpointError, OtherSettings
 from fl.method import Method
 from fl.participants import Server
 
-__all__ = ["data_fingerprint", "read_config"]
-
 FREE = ("rounds", "versions", "notes", "transcript")
 """Keys of config.json whose values may differ when a run is resumed."""
 

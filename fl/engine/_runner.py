@@ -26,8 +26,6 @@ from fl.engine.store import Store
 from fl.method import Method
 from fl.participants import Interrupted, Scratch, Server
 
-__all__ = ["execute"]
-
 _NAMED_AFTER = 3
 """Clients that have failed in every round are named in a warning after this round, and after the last one."""
 

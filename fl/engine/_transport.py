@@ -21,8 +21,6 @@ from distillkit.sets import LabeledImages
 from fl.message import Message
 from fl.participants import Scratch, Server
 
-__all__ = ["ClientRequest", "ClientResult", "RequestBuilder", "RequestHeader", "reason_of"]
-
 
 def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
     """Return the random source from which a private method draws the noise of one client or the server in a round."""

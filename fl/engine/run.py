@@ -15,8 +15,6 @@ from distillkit._utils.tables import data_frame, html_table
 from fl.engine import history
 from fl.participants import Server
 
-__all__ = ["Run"]
-
 _SHOWN = 5
 """Number of rows in a notebook's table."""
 

@@ -22,8 +22,6 @@ from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask
 
-__all__ = ["simulate"]
-
 
 def simulate(
     method: Method,

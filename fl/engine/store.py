@@ -18,8 +18,6 @@ from distillkit.locking import locked
 from fl._codec import decode, encode
 from fl.message import Message
 
-__all__ = ["CheckpointError", "OtherSettings", "Store", "read_message", "write_atomically"]
-
 _FORMAT = "distillkit.run/1"
 _PREVIOUS = "manifest.previous.json"
 

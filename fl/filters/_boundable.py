@@ -15,8 +15,6 @@ from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, declared_entries
 from fl.method import Method
 
-__all__ = ["query_sender", "reply_reader"]
-
 
 def query_sender(method: Method) -> str | None:
     """Return the name of the method or add-on that queries the clients before round 1, or None if there is no query."""

@@ -11,8 +11,6 @@ from fl.message import Entry, Message
 from fl.method import Method
 from fl.participants import Client, Server
 
-__all__ = ["Filter"]
-
 
 class Filter(Component):
     """Base class of filters, which change replies on the client and the aggregated replies on the server.
