@@ -76,21 +76,19 @@ class Component(KeyedObject):
 
 def stable_repr(value: Any) -> str:
     """Return a text form of a value. The text is the same in every process: functions appear without their address."""
-    return _represent(value, pinned=False)
-
-
-def identity(value: Any) -> str:
-    """Return a text form of a value. The text stays the same if a class is renamed.
-
-    It is `stable_repr(value)`, in which the name of each class is replaced by its attribute `key` (see `KeyedObject`).
-    """
-    return _represent(value, pinned=True)
+    arguments = _shown_arguments(value)
+    if arguments is None:
+        name = getattr(value, "__qualname__", None)
+        return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
+    given, named = arguments
+    shown = ", ".join([*map(stable_repr, given), *(f"{k}={stable_repr(v)}" for k, v in named.items())])
+    return f"{type(value).__qualname__}({shown})"
 
 
 def options_by_name(value: Any) -> Any:
     """Return a JSON value that states the options of an object by name, so that a record needs no parsing.
 
-    An object becomes `{"object": "package:key", "args": [...], "with": {...}}`, with the arguments that `identity`
+    An object becomes `{"object": "package:key", "args": [...], "with": {...}}`, with the arguments that `stable_repr`
     shows. Values that JSON lacks become their `stable_repr`.
     """
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
@@ -103,7 +101,9 @@ def options_by_name(value: Any) -> Any:
     if arguments is None:
         return stable_repr(value)
     given, named = arguments
-    found = {"object": f"{type(value).__module__.split('.')[0]}:{_title(value, pinned=True)}"}
+    keyed = isinstance(value, KeyedObject) and value.key != type(value).__name__
+    title = value.key if keyed else type(value).__qualname__
+    found = {"object": f"{type(value).__module__.split('.')[0]}:{title}"}
     return found | {"args": options_by_name([*given]), "with": options_by_name(named)}
 
 
@@ -117,22 +117,6 @@ def _shown_arguments(value: Any) -> tuple[Sequence[Any], Mapping[str, Any]] | No
     if is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):  # `dataclass` generated `__repr__`
         return (), {f.name: getattr(value, f.name) for f in fields(value) if f.repr}
     return None
-
-
-def _title(value: Any, *, pinned: bool) -> str:
-    keyed = pinned and isinstance(value, KeyedObject) and value.key != type(value).__name__
-    return value.key if keyed else type(value).__qualname__
-
-
-def _represent(value: Any, *, pinned: bool) -> str:
-    represent = functools.partial(_represent, pinned=pinned)
-    arguments = _shown_arguments(value)
-    if arguments is None:
-        name = getattr(value, "__qualname__", None)
-        return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
-    given, named = arguments
-    shown = ", ".join([*map(represent, given), *(f"{k}={represent(v)}" for k, v in named.items())])
-    return f"{_title(value, pinned=pinned)}({shown})"
 
 
 def constructor_call(part: Component) -> str:

@@ -28,7 +28,7 @@ from fl import (
     SecureSums,
     simulate,
 )
-from fl._components import identity
+from fl._components import options_by_name
 from fl.addons import SCAFFOLD, Condensed, FedProx
 from fl.averaging import AddOn
 from fl.filters import Adaptive
@@ -66,7 +66,7 @@ LAMBDAS = ("two architectures",)
 def assert_rebuilt(value: Any, store: Path) -> Any:
     said = json.loads(json.dumps(to_config(value, store=store)))
     again = from_config(said, store=store, trust=TRUST)
-    assert identity(again) == identity(value)
+    assert options_by_name(again) == options_by_name(value)
     assert type(again) is type(value)
     assert to_config(again, store=store) == said
     return again
