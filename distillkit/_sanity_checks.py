@@ -9,7 +9,7 @@ from distillkit._utils.conversion import channels_last
 from distillkit._utils.user_warnings import warn
 from distillkit.normalization import Normalization
 
-__all__ = ["check_class_sizes", "check_logits", "check_perturbed", "require_numbers"]
+__all__ = ["check_logits", "check_perturbed", "require_numbers"]
 
 
 def check_images(images: Tensor, normalization: Normalization | None) -> None:
@@ -67,23 +67,6 @@ def check_labels(labels: Tensor) -> None:
         warn(
             f"labels start at {least}, so class 0 is empty; class indices start at 0: pass labels - {least}, or "
             "num_classes= if classes are absent"
-        )
-
-
-def check_class_sizes(name: str, wanted: int, counts: dict[int, int]) -> None:
-    """Warn about classes that have fewer images than requested. The caller repeats the images of these classes.
-
-    Args:
-        name: name of the argument with the requested number, used in the warning.
-        wanted: requested number of images per class.
-        counts: number of images by class.
-    """
-    short = {c: n for c, n in counts.items() if n < wanted}
-    if short:
-        listed = ", ".join(f"{c} ({n})" for c, n in list(short.items())[:5]) + (", ..." if len(short) > 5 else "")
-        warn(
-            f"{name}={wanted} is more than {len(short)} of {len(counts)} classes have: {listed}; their images are "
-            "repeated, see info['with_replacement']"
         )
 
 

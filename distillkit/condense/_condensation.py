@@ -23,8 +23,8 @@ from distillkit._utils.shares import require_unsplit
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._pixel_descent import Distance, PixelDescent
-from distillkit.condense._state import call_identity
 from distillkit.condense.initialization import initial_images
+from distillkit.fingerprint import network_fingerprint, set_fingerprint
 from distillkit.networks._base import Network
 from distillkit.networks._validation import check_network
 from distillkit.networks.samplers import NetworkSampler
@@ -34,6 +34,8 @@ from distillkit.sets._class_index import class_rows, with_class_labels
 from distillkit.sets._devices import DrawOnDevice
 from distillkit.sets._info import derived_info
 from distillkit.sets._stored import RealImages, cached
+
+__all__ = ["call_identity"]
 
 _FAR = 5.0
 """A warning is given if a pixel is farther than this from [0, 1]. Initial noise does not reach this distance."""
@@ -258,3 +260,19 @@ class Condensation(PixelDescent):
         """Return the number of (stored) images per class, or a list with that of each class if they differ."""
         each = [n if self.tiles is None else n // self.tiles.count for n in self.counts]
         return each if len(set(each)) > 1 else each[0]
+
+
+def call_identity(real: RealImages, networks: NetworkSampler) -> dict[str, Any]:
+    """Return fingerprints of the data and networks of a condensation. Resuming with other data or networks is
+    refused.
+
+    The fingerprints are saved in the condenser's state. The fingerprint of the data uses no secret key. Anyone who has
+    the state can therefore test guesses about the data.
+
+    Args:
+        real: the set to condense.
+        networks: sampler of the networks. One network is drawn, and its fingerprint is computed from its outputs on
+            noise.
+    """
+    drawn = networks.draw(derive(0, "identity"))
+    return {"data": set_fingerprint(real), "network": network_fingerprint(drawn, real._empty.images)}

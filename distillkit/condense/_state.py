@@ -15,12 +15,6 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.files import read_tensors, write_tensors
-from distillkit.fingerprint import network_fingerprint, set_fingerprint
-from distillkit.networks.samplers import NetworkSampler
-from distillkit.rng import derive
-from distillkit.sets._stored import RealImages
-
-__all__ = ["call_identity"]
 
 State = dict[str, Tensor]
 Resume = Mapping[str, Tensor] | str | os.PathLike[str]
@@ -80,22 +74,6 @@ def finite_loss(loss: float | Tensor, step: int) -> float:
 def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
     """Return a condenser's arguments as a byte tensor of JSON text, because a saved state contains only tensors."""
     return torch.tensor(list(json.dumps(dict(arguments), sort_keys=True).encode()), dtype=torch.uint8)
-
-
-def call_identity(real: RealImages, networks: NetworkSampler) -> dict[str, Any]:
-    """Return fingerprints of the data and networks of a condensation. Resuming with other data or networks is
-    refused.
-
-    The fingerprints are saved in the condenser's state. The fingerprint of the data uses no secret key. Anyone who has
-    the state can therefore test guesses about the data.
-
-    Args:
-        real: the set to condense.
-        networks: sampler of the networks. One network is drawn, and its fingerprint is computed from its outputs on
-            noise.
-    """
-    drawn = networks.draw(derive(0, "identity"))
-    return {"data": set_fingerprint(real), "network": network_fingerprint(drawn, real._empty.images)}
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:

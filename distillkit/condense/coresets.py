@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
@@ -19,7 +18,7 @@ from distillkit.networks._validation import check_network, require_network
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, StoredImages, Tiles
-from distillkit.sets._class_index import class_rows
+from distillkit.sets._class_index import class_rows, warn_of_repeats
 from distillkit.sets._devices import on_device
 from distillkit.sets._info import derived_info
 from distillkit.sets._stored import RealImages
@@ -239,7 +238,7 @@ def _select(
     """Select images of each class with `order`, and return them as a set."""
     ipc = check.positive_int(ipc, "ipc")
     rows = class_rows(real, classes)
-    check_class_sizes("ipc", ipc, {c: len(own) for c, own in rows.items()})
+    warn_of_repeats("ipc", ipc, {c: len(own) for c, own in rows.items()})
     index = []
     with bar(len(rows), str(info["method"]), unit="class", progress=progress) as shown:
         for own in rows.values():

@@ -8,11 +8,17 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles
-from distillkit.sets._class_index import class_indices, class_labels, class_rows, random_rows, with_class_labels
+from distillkit.sets._class_index import (
+    class_indices,
+    class_labels,
+    class_rows,
+    random_rows,
+    warn_of_repeats,
+    with_class_labels,
+)
 from distillkit.sets._info import derived_info
 from distillkit.sets._stored import RealImages
 from distillkit.sets.as_set import open_set
@@ -146,7 +152,7 @@ def initial_images(
         chosen = list(rows := class_rows(real, classes))
     like, (c, h, w) = real._empty, real.shape
     if init == "real":
-        check_class_sizes("ipc", ipc, {c: len(own) for c, own in rows.items()})
+        warn_of_repeats("ipc", ipc, {c: len(own) for c, own in rows.items()})
         seed = int(torch.randint(2**62, (), generator=generator))
         drawn = [random_rows({c: own}, [ipc], derive(seed, c)) for c, own in rows.items()]
         info["with_replacement"] = [c for _, short in drawn for c in short]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
@@ -20,7 +19,7 @@ from distillkit.networks._factory import frozen_copy
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, StoredImages
-from distillkit.sets._class_index import class_rows
+from distillkit.sets._class_index import class_rows, warn_of_repeats
 from distillkit.sets._info import derived_info
 from distillkit.sets._stored import RealImages
 from distillkit.sets.as_set import open_set
@@ -110,7 +109,7 @@ def stitch(
         c: own[torch.randperm(len(own), generator=derive(seed, c, "pool"))[:pool].sort().values]
         for c, own in class_rows(real, classes).items()
     }
-    check_class_sizes("ipc * factor**2", wanted, {c: len(own) for c, own in rows.items()})
+    warn_of_repeats("ipc * factor**2", wanted, {c: len(own) for c, own in rows.items()})
     twin = frozen_copy(observer) if isinstance(observer, nn.Module) else observer
     if device is not None and isinstance(twin, nn.Module):
         twin = twin.to(check.device(device))

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn
 from distillkit.sets._stored import RealImages
 from distillkit.sets._validation import class_of_rows
 
-__all__ = ["class_indices", "class_labels", "class_rows", "random_rows", "with_class_labels"]
+__all__ = ["class_indices", "class_labels", "class_rows", "random_rows", "warn_of_repeats", "with_class_labels"]
 
 Set = TypeVar("Set", bound=RealImages)
 
@@ -78,13 +79,30 @@ def random_rows(
         The indices of the drawn images, int64 [sum of counts], sorted by class, and a list of the classes with repeated
         images.
     """
-    chosen, short = [], []
+    chosen, short = list[Tensor](), list[int]()
     for (c, own), count in zip(rows.items(), counts, strict=True):
-        chosen.append(own[torch.randperm(len(own), generator=generator)[:count]])
+        chosen += [own[torch.randperm(len(own), generator=generator)[:count]]]
         if len(own) < count:
-            short.append(c)
-            chosen.append(own[torch.randint(len(own), (count - len(own),), generator=generator)])
+            short += [c]
+            chosen += [own[torch.randint(len(own), (count - len(own),), generator=generator)]]
     return torch.cat(chosen), short
+
+
+def warn_of_repeats(name: str, wanted: int, counts: dict[int, int]) -> None:
+    """Warn about classes that have fewer images than requested. The caller repeats the images of these classes.
+
+    Args:
+        name: name of the argument with the requested number, used in the warning.
+        wanted: requested number of images per class.
+        counts: number of images by class.
+    """
+    short = {c: n for c, n in counts.items() if n < wanted}
+    if short:
+        listed = ", ".join(f"{c} ({n})" for c, n in list(short.items())[:5]) + (", ..." if len(short) > 5 else "")
+        warn(
+            f"{name}={wanted} is more than {len(short)} of {len(counts)} classes have: {listed}; their images are "
+            "repeated, see info['with_replacement']"
+        )
 
 
 def class_labels(data: RealImages) -> Tensor:

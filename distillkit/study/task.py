@@ -29,7 +29,8 @@ from distillkit.data._hold_out import (
 from distillkit.data.partition import by_domain
 from distillkit.networks import NETWORK_NAMES, named_network
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
-from distillkit.sets._validation import class_of_rows, require_same_order
+from distillkit.sets._class_index import class_labels
+from distillkit.sets._validation import require_same_order
 
 __all__ = ["Allocation", "Task"]
 
@@ -297,7 +298,7 @@ def as_split(train: Images, test: Images | None = None, validation: Images | Non
     if test is None:
         whole = as_set(train, name="train")
         names = whole.class_names or tuple(map(str, range(whole.num_classes)))
-        parts = hold_out_classes(class_of_rows(whole.labels, whole.columns).cpu(), names, 0.2)
+        parts = hold_out_classes(class_labels(whole).cpu(), names, 0.2)
         train, test = (whole[rows].replace(info={**whole.info, "hold_out": "random"}) for rows in parts)
     given = {"train": train, "test": test, "validation": validation}
     sets = {name: as_set(one, name=name) for name, one in given.items() if one is not None}

@@ -20,7 +20,7 @@ from distillkit._utils.provenance import versions
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.augment import DSA, Augmentation, require_augmentation
 from distillkit.condense import Progress, distribution_matching, load_state, save_state
-from distillkit.condense._state import call_identity
+from distillkit.condense._condensation import call_identity
 from distillkit.fingerprint import tensor_fingerprint
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.networks.samplers import NetworkSampler
