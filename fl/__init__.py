@@ -7,11 +7,13 @@ Where to find what in this package:
 
 - A round is `RoundRunner.run_round` in `engine/_rounds.py`; an exchange with the clients is `Exchanger.collect` in
   `engine/_exchange.py`.
-- A reply is refused in `engine/_reply_checks.py`, or in `engine/_outliers.py` if it is far larger than the others.
+- A reply is refused in `engine/_reply_checks.py`, which checks each entry by `Schema.check_reply` (`schema.py`), in
+  `engine/_outliers.py` if it is far larger than the others, when `Aggregator.fold` (`aggregation.py`) adds it, or by
+  the method's `receive_exchange`.
 - A row of the history begins in `RoundStats.row` (`engine/_round_stats.py`); `run_round` adds the rest, and a method
   its own columns by `Server.notes`.
 - Noise is added in `filters/client_dp.py`, `methods/summed_feddm.py`, and through `distillkit.privacy` in
-  `addons/dp_sgd.py` and `methods/private_feddm.py`.
+  `addons/dp_sgd.py` and `methods/private_feddm.py`. These files charge it, too, most by `Client.spend`.
 - Layers that stay with a client, as in FedBN, are options of `FedAvg`: `personal` and `buffers`.
 """
 

@@ -81,8 +81,7 @@ class Server(Participant):
             (`Method.draw`), because its draw is secret.
         present: indices of the drawn clients that have sent a usable reply in every exchange of this round so far;
             empty if `drawn` is.
-        notes: numbers and strings, by name, which are written to this round's row of the history. A method may add to
-            them.
+        notes: JSON values by name, which are written to this round's row of the history. A method may add to them.
         device: device on which the server computes; the tensors of messages are already on it.
         stop: event that is set when the run is being stopped; `check_running` tests it.
         ledger: in a private run, the ledger that records the privacy cost of releases.

@@ -29,7 +29,8 @@ def adversary_section(run: RecordedRun) -> Section:
     ]
     if run.published_set is not None and not run.history:
         cells = [("recipients of the published set", "its images and labels", "set.safetensors")]
-    facts = [f"{n}: {run.config[n]}" for n in ("method", "task", "clients", "rounds", "seed") if n in run.config]
+    config = {**run.config, **({"rounds": len(run.history)} if run.history else {})}  # a resumed run may have more
+    facts = [f"{n}: {config[n]}" for n in ("method", "task", "clients", "rounds", "seed") if n in config]
     section = Section("Who sees what", ["; ".join(facts)] if facts else [])
     if not run.transcript and run.published_set is None:
         section.missing.append(f"what was sent: the run kept no transcript; {run.transcript_hint}")

@@ -1,4 +1,8 @@
-"""Dataset condensation: small learned or selected sets on which networks train about as well as on the full set."""
+"""Dataset condensation: small learned or selected sets on which networks train about as well as on the full set.
+
+A new condenser is a file here, on the base class of `_condensation.py` if it optimizes images in steps, an import
+below, and an entry of the tables in `commands/condense.py`.
+"""
 
 from distillkit.condense._class_embeddings import embedding_means
 from distillkit.condense._inner_training import InnerTraining, loops_for

@@ -34,7 +34,7 @@ class AddOn(Component):
     arguments has no effect. A slot replaces a part of the algorithm, so only one add-on of a method may override it.
 
     Hooks add entries to messages, and never remove the model's: layers that stay on a client, as batch norm in FedBN,
-    are options of the method, `FedAvg(personal=["bn*"], buffers="local")`.
+    are options of the method, `FedAvg(personal=[...], buffers="local")` with the names of its layers, such as "bn1.*".
 
     The server and all clients share one add-on object across threads, so the object must not store values of a run.
     Store persistent values in `server.state` or a client's `local.memory`, under `Entry` objects that the class

@@ -80,7 +80,10 @@ class RoundStats:
         return "; ".join(texts[:5] + [f"and {len(texts) - 5} more"] * (len(texts) > 5))
 
     def row(self, drawn: list[int]) -> dict[str, Any]:
-        """Return the round's bytes, failures and times as a row for the history, by column name."""
+        """Return the round's bytes, failures and times as a row for the history, by column name.
+
+        `history.masked` hides the client indices of a secret draw; tell it of a new column that has some.
+        """
         return {
             "bytes_up": sum(self.up.values()),
             "bytes_down": sum(self.down.values()),

@@ -75,7 +75,7 @@ class RoundRunner:
 
     def start(self) -> None:
         """Let the method prepare the server's state before the first round (`Method.start`)."""
-        self._update_state(lambda: self.method.start(self.server))
+        self._timed_update(lambda: self.method.start(self.server))
 
     def run_setup(self) -> None:
         """If the method has a query, send it to every client before round 1, and pass the answers to the method."""
@@ -85,28 +85,33 @@ class RoundRunner:
         try:
             answers = self._collect("answer", range(self.server.clients), stats)
         finally:
-            self._require_charges(charged)
+            self._void_uncharged(charged)
         self._require_enough(answers, stats, self._min_replies)
-        self._update_state(lambda: self.method.receive_answers(self.server, answers.result()))
+        self._timed_update(lambda: self.method.receive_answers(self.server, answers.result()))
         counted = ("bytes_up", "bytes_down", "up", "down", "failed")
         self.server.notes["setup"] = {key: value for key, value in stats.row([]).items() if key in counted}
 
     def run_round(self, number: int) -> None:
         """Run one round, commit it, and pass its row of the history to the function `on_row`.
 
+        Draw clients; in each exchange send, receive and check replies, and fold them (`Exchanger.collect`); let the
+        method receive the aggregate; check the new state; evaluate; commit.
+
         A round that fails before its commit does not change the server's state. A killed round does not count:
         a resumed run repeats it (see `Store`).
         """
         started, server, exchanger, stats = time.perf_counter(), self.server, self.exchanger, RoundStats()
         server.round, server.notes = number, server.notes if number == 1 else {}
-        server.secret, exchanger.resent, self.committed = exchanger.secret(), 0, number - 1
+        server.secret = exchanger.secret()
+        exchanger.resent, self.committed = 0, number - 1
         before, charged, hidden = server.state.copy(), self._charges(), self.method.draws_clients
         try:
             drawn = self._draw()
             replies = self._exchange(drawn, stats)
-            stats.server_seconds += self._update_state(partial(self.method.receive, server, replies))
-            self._require_charges(charged)
+            stats.server_seconds += self._timed_update(partial(self.method.receive, server, replies))
+            self._void_uncharged(charged)
             del replies
+            _require_json(server.notes)
             row = stats.row(drawn) | self._keep_usable_state(before)
             row |= _evaluation.evaluate_global(exchanger, self.test)
             row |= _evaluation.evaluate_clients(exchanger, self._evaluate, drawn) | self._privacy_columns()
@@ -115,7 +120,7 @@ class RoundRunner:
         except BaseException as error:
             try:
                 if not hidden:  # a server that draws clients in secret charges before it releases anything
-                    self._require_charges(charged)
+                    self._void_uncharged(charged)
             finally:
                 server.state, server.round = before, self.committed
                 exchanger.rollback()
@@ -191,7 +196,7 @@ class RoundRunner:
             rejected.update(checked_rejections(self.method, found, drawn))
 
         try:
-            stats.server_seconds += self._update_state(receive)
+            stats.server_seconds += self._timed_update(receive)
         except NoUsableReply as error:
             reasons = f" ({stats.reasons()})" if stats.reasons() else ""
             raise NoUsableReply(
@@ -209,7 +214,7 @@ class RoundRunner:
             f"({stats.reasons() or 'no client had images'}); the state after round {self.committed} is kept"
         )
 
-    def _update_state(self, work: Callable[[], None]) -> float:
+    def _timed_update(self, work: Callable[[], None]) -> float:
         """Call `work` on the server's thread, move the server's state to its device, and return the CPU seconds."""
 
         def update() -> float:
@@ -223,7 +228,7 @@ class RoundRunner:
     def _charges(self) -> int:
         return len(self.server.ledger.events) if self.server.ledger is not None else 0
 
-    def _require_charges(self, before: int) -> None:
+    def _void_uncharged(self, before: int) -> None:
         """Record that no guarantee holds for clients that replied without a charge since the last call.
 
         Instead of the clients, the server may have charged all of them, once for each exchange, since the ledger had
@@ -272,3 +277,13 @@ class RoundRunner:
         """Return the state dict of each global model as a message, by the model's name, to be written to files."""
         models = self.exchanger.thread.run(lambda: self.method.predictors(self.server))
         return {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
+
+
+def _require_json(notes: Mapping[str, Any]) -> None:
+    for name, value in notes.items():
+        try:
+            json.dumps({name: value})
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"server.notes[{name!r}] must be a JSON value, got {type(value).__name__}: {error}"
+            ) from None

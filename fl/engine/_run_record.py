@@ -26,7 +26,7 @@ from fl.method import Method
 from fl.participants import Server
 
 FREE = ("rounds", "versions", "notes", "transcript")
-"""Keys of config.json whose values may differ when a run is resumed."""
+"""Keys of config.json whose values may differ when a run is resumed. "notes" are those of `RunFolder`."""
 
 
 def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:

@@ -39,7 +39,7 @@ class FedRep(FedAvg):
         ValueError: `options` contains an option that FedRep sets, or an option is out of range.
     """
 
-    key = "FedAvg"
+    key = "FedAvg"  # its entries are those of FedAvg, which columns such as "up.FedAvg.update" name
 
     def __init__(
         self,

@@ -168,10 +168,14 @@ def test_bytes_of_tests_are_those_of_all_tested_clients() -> None:
 def test_notes_of_an_add_on_replace_no_column() -> None:
     class Noting(AddOn):
         def receive(self, server: Any, replies: Any, old: Any) -> None:
-            server.notes |= {"failed": 7, "mine": 8}
+            server.notes |= {"failed": 7, "mine": mine}
 
+    mine: Any = 8
     [row] = simulate(FedAvg(Noting(), factory=Tiny), federation(), rounds=1, progress=False).rows
     assert (row["failed"], row["note_failed"], row["mine"]) == ({}, 7, 8)
+    mine = {8}
+    with pytest.raises(TypeError, match=r"server.notes\['mine'\] must be a JSON value, got set"):
+        simulate(FedAvg(Noting(), factory=Tiny), federation(), rounds=1, progress=False)
 
 
 @pytest.mark.parametrize("private", [False, True])
