@@ -88,6 +88,8 @@ def try_teacher(teacher: nn.Module, pool: RealImages, name: str, role: str = "te
     Raises:
         TypeError, ValueError: the teacher does not accept the images, or its accuracy is not clearly above chance.
     """
+    from scipy.special import bdtrc
+
     if not len(pool):
         raise ValueError(f"{name} must hold at least one image to try the {role} on, got an empty set")
     some = pool[torch.arange(0, len(pool), max(1, math.ceil(len(pool) / _MAX_IMAGES)))]
@@ -105,7 +107,7 @@ def try_teacher(teacher: nn.Module, pool: RealImages, name: str, role: str = "te
         )
     guesses, labels = logits.argmax(1).cpu(), class_labels(some).cpu()
     hits, count, classes = int((guesses == labels).sum()), len(labels), some.num_classes
-    if classes > 1 and _tail(hits, count, 1 / classes) > _LEVEL:
+    if classes > 1 and bdtrc(hits - 1, count, 1 / classes) > _LEVEL:
         words = (
             f"{role} is right on {hits} of {count} images of {name}, which is not clearly better than chance "
             f"({count / classes:.0f})"
@@ -142,14 +144,3 @@ def _cause(guesses: Tensor, labels: Tensor, classes: int, name: str, role: str) 
         f"Is its class order that of {name}, and was it trained with {name}'s normalization? Where synthetic images "
         f"are not recognized, pass real training images to try the {role} on"
     )
-
-
-def _tail(hits: int, count: int, p: float) -> float:
-    """Return the probability of at least `hits` successes in `count` trials with success probability `p`."""
-    return math.fsum(
-        math.exp(
-            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
-            + k * math.log(p) + (count - k) * math.log1p(-p)
-        )
-        for k in range(hits, count + 1)
-    )  # fmt: skip
