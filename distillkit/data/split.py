@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from distillkit._evaluation_checks import warn_of_overlap
 from distillkit._utils import check
@@ -12,9 +12,37 @@ from distillkit._utils.user_warnings import warn
 from distillkit.data._hold_out import HOLD_OUTS, HoldOut, hold_out_content, hold_out_values, record_digests, stricter
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
+_Images = TypeVar("_Images", LabeledImages, StoredImages)
+
 
 @dataclass(frozen=True)
-class Split:
+class _Parts(Generic[_Images]):
+    """What `Split` and `StoredSplit` have in common."""
+
+    train: _Images
+    test: _Images
+    classes: tuple[str, ...]
+    validation: _Images | None = None
+    users: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, data in (("test", self.test), ("validation", self.validation)):
+            if data is not None:
+                for what in ("shape", "normalization", "num_classes"):
+                    one, other = getattr(self.train, what), getattr(data, what)
+                    if one != other:
+                        advice = "; give size= or channels=" if what == "shape" else ""
+                        raise ValueError(f"train and {name} must have the same {what}, got {one} and {other}{advice}")
+        if len(self.classes) != self.train.num_classes:
+            raise ValueError(f"classes must be {self.train.num_classes} names, got {len(self.classes)}")
+
+    def __iter__(self) -> Iterator[_Images]:
+        yield self.train
+        yield self.test
+
+
+@dataclass(frozen=True)
+class Split(_Parts[LabeledImages]):
     """Training, test and validation sets of a dataset in memory. `train, test = split` unpacks the first two.
 
     Attributes:
@@ -28,23 +56,10 @@ class Split:
             tuple.
     """
 
-    train: LabeledImages
-    test: LabeledImages
-    classes: tuple[str, ...]
-    validation: LabeledImages | None = None
-    users: tuple[str, ...] = ()
     domains: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        _require_one_form(self)
 
-    def __iter__(self) -> Iterator[LabeledImages]:
-        yield self.train
-        yield self.test
-
-
-@dataclass(frozen=True)
-class StoredSplit:
+class StoredSplit(_Parts[StoredImages]):
     """Training, test and validation sets of a dataset on disk. `train, test = split` unpacks the training and the test
     set.
 
@@ -55,31 +70,6 @@ class StoredSplit:
         validation: the validation set, or None if the source has none.
         users: the names of the users who own the images, as in `Split`.
     """
-
-    train: StoredImages
-    test: StoredImages
-    classes: tuple[str, ...]
-    validation: StoredImages | None = None
-    users: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _require_one_form(self)
-
-    def __iter__(self) -> Iterator[StoredImages]:
-        yield self.train
-        yield self.test
-
-
-def _require_one_form(split: Split | StoredSplit) -> None:
-    for name, data in (("test", split.test), ("validation", split.validation)):
-        if data is not None:
-            for what in ("shape", "normalization", "num_classes"):
-                one, other = getattr(split.train, what), getattr(data, what)
-                if one != other:
-                    advice = "; give size= or channels=" if what == "shape" else ""
-                    raise ValueError(f"train and {name} must have the same {what}, got {one} and {other}{advice}")
-    if len(split.classes) != split.train.num_classes:
-        raise ValueError(f"classes must be {split.train.num_classes} names, got {len(split.classes)}")
 
 
 _AnySplit = TypeVar("_AnySplit", Split, StoredSplit)
