@@ -28,27 +28,6 @@ _LEVEL = 0.01
 """Largest accepted probability that random guessing reaches the teacher's accuracy."""
 
 
-def require_teacher(teacher: object, images: Tensor, classes: int, role: str = "teacher") -> nn.Module:
-    """Check that a teacher is a network that accepts the images and returns one logit for each class.
-
-    Args:
-        teacher: the value to check.
-        images: images that the teacher must accept, [N, C, H, W].
-        classes: number of classes, K.
-        role: name of the argument in messages.
-
-    Raises:
-        TypeError, ValueError: the value is not a network, or the network does not accept the images, returns another
-            number of logits, or ends in a softmax.
-    """
-    if not isinstance(teacher, nn.Module):
-        came = f"the class {teacher.__name__}" if isinstance(teacher, type) else type(teacher).__name__
-        raise TypeError(f"{role} must be a trained network (nn.Module), got {came}")
-    require_network(teacher)
-    check_network(teacher, images, classes=classes, probabilities="refuse", name=role)
-    return teacher
-
-
 def teacher_logits(
     teacher: nn.Module, images: Tensor | Iterable[Tensor], chunk: int | None = None, *, step: bool = False
 ) -> Tensor:
@@ -93,10 +72,10 @@ def try_teacher(teacher: nn.Module, pool: RealImages, name: str, role: str = "te
     if not len(pool):
         raise ValueError(f"{name} must hold at least one image to try the {role} on, got an empty set")
     some = pool[torch.arange(0, len(pool), max(1, math.ceil(len(pool) / _MAX_IMAGES)))]
-    empty = some._empty
-    like = next(teacher.parameters(), empty.images) if isinstance(teacher, nn.Module) else empty.images
+    network, empty = require_network(teacher, role), some._empty
+    like = next(network.parameters(), empty.images)
     empty = empty.to(like.device, like.dtype)
-    require_teacher(teacher, empty.images, some.num_classes, role)
+    check_network(network, empty.images, classes=some.num_classes, probabilities="refuse", name=role)
     size = chunk_size(empty.images)
     parts = read_batches(images_of(some), torch.arange(len(some)).split(size))
     logits = teacher_logits(teacher, (part.to(like.device, like.dtype) for part in parts), size)

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from distillkit._utils import check
-from distillkit.labels._teacher import describe_teacher, require_teacher, teacher_logits, try_teacher
+from distillkit.labels._teacher import describe_teacher, teacher_logits, try_teacher
+from distillkit.networks._validation import check_network, require_network
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 from distillkit.sets._class_index import class_labels
 from distillkit.sets._devices import on_device
@@ -71,7 +72,8 @@ def soft_labels(
     temperature = check.temperature(temperature)
     if not len(small):
         raise ValueError("small must hold at least one image, got an empty set")
-    require_teacher(teacher, small.images, small.num_classes)
+    network = require_network(teacher, "teacher")
+    check_network(network, small.images, classes=small.num_classes, probabilities="refuse", name="teacher")
     if guarantee is not None and pool is not None:
         raise ValueError("pool must be None with a guarantee, because it would not cover the published accuracy on it")
     info = _with_guarantee(small.info, guarantee)

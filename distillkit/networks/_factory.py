@@ -88,22 +88,6 @@ def require_factory(factory: Any, name: str = "factory", wanted: str = "lambda: 
     return factory
 
 
-def _require_no_arguments(factory: Callable[..., object]) -> None:
-    try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind()
-    except TypeError as error:
-        name = getattr(factory, "__name__", type(factory).__name__)
-        inside = ", ".join(p.name for p in signature.parameters.values() if p.default is p.empty and p.kind < 2)
-        raise TypeError(
-            f"factory must be callable without arguments, but {name}{signature} needs {inside or 'some'}; wrap it, "
-            f"with your values: `lambda: {name if name.isidentifier() else 'factory'}({inside})`"
-        ) from error
-
-
 def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
     """Create a network with `factory()`, and draw its parameters from `generator`.
 
@@ -121,7 +105,7 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
             and the network has parameters without a default distribution.
         ValueError: a parameter of the network is lazy (`nn.LazyLinear`).
     """
-    _require_no_arguments(require_factory(factory))
+    check.callable_with(require_factory(factory), "factory", [], "lambda: ConvNet(shape, 10)", classes=True)
     generator = as_generator(generator)
     with seeded_global_rng(draw_seed(generator.clone_state())):
         network = factory()

@@ -205,12 +205,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a class that wants arguments": (
         lambda: RandomNetworks(ConvNet),
         TypeError,
-        r"factory must be callable without arguments, but ConvNet\(.*needs shape, num_classes; wrap it.*`lambda: Conv",
+        r"factory is called as factory\(\); give lambda: ConvNet.*, got ConvNet, which takes \(shape",
     ),
     "a function with one argument that must be given": (
         lambda: RandomNetworks(lambda width, height=8, *rest, **more: sized()),  # type: ignore[misc]
         TypeError,
-        r" <lambda>\(width, height=8, \*rest, \*\*more\) needs width; wrap .*: `lambda: factory\(width\)`$",
+        r"factory is called as factory\(\); give .*, which takes \(width, height=8, \*rest, \*\*more\)$",
     ),
     "a module among factories": (
         lambda: evaluate(data(), data(), {"net": sized()}, num_networks=1),
