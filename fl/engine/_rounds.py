@@ -22,14 +22,8 @@ from fl.engine._devices import placed
 from fl.engine._exchange import Exchanger
 from fl.engine._round_stats import RoundStats
 from fl.engine.store import Store
-from fl.message import Entry, Message, Tensors
+from fl.message import Message, Tensors
 from fl.method import NoUsableReply
-
-
-class _Model:
-    """Declares the entry under which the file of a global model keeps its state dict."""
-
-    state = Entry[Tensors]("first")
 
 
 def draw_clients(count: int, wanted: int, seed: int, round_number: int) -> list[int]:
@@ -273,10 +267,10 @@ class RoundRunner:
         self.exchanger.commit()
         self.committed = number
 
-    def global_models(self) -> dict[str, Message]:
-        """Return the state dict of each global model as a message, by the model's name, to be written to files."""
+    def global_models(self) -> dict[str, Tensors]:
+        """Return the state dict of each global model, by the model's name, to be written to files."""
         models = self.exchanger.thread.run(lambda: self.method.predictors(self.server))
-        return {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
+        return {name: dict(p.network.state_dict()) for name, p in models.items()}
 
 
 def _require_json(notes: Mapping[str, Any]) -> None:

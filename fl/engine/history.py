@@ -83,21 +83,11 @@ def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:
     return {f"#{i + 1}": why for i, why in enumerate(sorted(reasons.values()))}
 
 
-def _require_columns(rows: Sequence[Row], name: str, *columns: str) -> None:
-    for row in rows:
-        if missing := [column for column in columns if column not in row]:
-            raise ValueError(f"{name} must come from a run's history, but one lacks {', '.join(missing)}")
-
-
 def masked(row: Row) -> dict[str, Any]:
     """Remove all client indices from the row of a round whose clients were drawn in secret.
 
     The reasons why clients failed are kept, with the keys "#1", "#2", ... instead of the client indices.
-
-    Raises:
-        ValueError: the row lacks the columns of a round.
     """
-    _require_columns([row], "row", "empty")
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
     for key in _REASONS:
         if key in row:
@@ -111,14 +101,7 @@ def always_failed(rows: Sequence[Row]) -> dict[str, str]:
     """Return the clients that failed in every round in which they were drawn, with the last reason, by client index.
 
     Rounds whose clients were drawn in secret are left out.
-
-    Args:
-        rows: rows of the run's history.
-
-    Raises:
-        ValueError: a row lacks the columns of a round.
     """
-    _require_columns(rows, "rows", "drawn", "failed")
     reasons, usable = dict[str, str](), set[str]()
     for row in rows:
         if row["drawn"] is not None:
@@ -127,20 +110,19 @@ def always_failed(rows: Sequence[Row]) -> dict[str, str]:
     return {client: why for client, why in reasons.items() if client not in usable}
 
 
-def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the contents of a finished run's `summary.json`: its final accuracy, costs, epsilon and failures.
 
     Args:
         rows: rows of the run's history.
-        names: values that identify the run, which are added to the summary: run, method, task, split, seed.
 
     Raises:
-        TypeError, ValueError: `rows` is not a history, or one of `names` is the name of a computed value.
+        TypeError, ValueError: `rows` is not a history.
     """
     from distillkit.study.history import accuracy_best, accuracy_last, require_rows
 
     last = rows[-1] if require_rows(rows, "accuracy") else {}
-    found = {
+    return {
         "rounds": len(rows),
         "accuracy_last": accuracy_last(rows),
         "accuracy_best": accuracy_best(rows),
@@ -148,6 +130,3 @@ def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
         "epsilon": last.get("epsilon"),
         "failed": sum(len(row["failed"]) for row in rows),
     }
-    if taken := sorted(names.keys() & found.keys()):
-        raise ValueError(f"names must not include {', '.join(taken)}, which the summary computes; use another name")
-    return {**names, **found}

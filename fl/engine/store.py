@@ -16,7 +16,7 @@ from typing import Any
 from distillkit._utils import files
 from distillkit.locking import locked
 from fl._codec import decode, encode
-from fl.message import Message
+from fl.message import Message, Tensors
 
 _FORMAT = "distillkit.run/1"
 _PREVIOUS = "manifest.previous.json"
@@ -194,7 +194,7 @@ class Store:
         round_number: int,
         run: str,
         state: Message,
-        models: Mapping[str, Message],
+        models: Mapping[str, Tensors],
         metadata: Mapping[str, str] | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> None:
@@ -217,26 +217,26 @@ class Store:
         if before:
             write_atomically(self.folder / _PREVIOUS, (json.dumps(before) + "\n").encode())
         place = {"round": round_number, "run": run, "server": server, "transport": dict(metadata or {})}
-        self._write_manifest({"format": _FORMAT, **place})
+        manifest = {"format": _FORMAT, **place, "sums": self._sums()}
+        write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
         shutil.rmtree(self.unfinished, ignore_errors=True)
         for old in self.folder.glob("server.*.safetensors"):
             if old.name not in (server, before.get("server")):
                 remove(old)
 
-    def write_models(self, models: Mapping[str, Message]) -> None:
+    def write_models(self, models: Mapping[str, Tensors]) -> None:
         """Write one safetensors file for each global model, unless the file has the same contents already.
 
         Args:
             models: state dicts of the global models, by model name.
         """
+        from safetensors.torch import save
+
         for name, model in models.items():
-            path, data = self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model)
+            path = self.folder / f"model{f'-{name}' if name else ''}.safetensors"
+            data = save(files.contiguous_cpu(model))
             if not path.is_file() or path.read_bytes() != data:
                 write_atomically(path, data)
-
-    def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        manifest = {**manifest, "sums": self._sums()}
-        write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
 
     def _sums(self) -> dict[str, str]:
         """Return the checksums of the files that grow, and of `config.json`."""
@@ -352,31 +352,26 @@ class Store:
         self._changes(int(manifest["round"]))
         return self._complete_rows(manifest)
 
-    def _checked_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Check the run's files by the checksums in `manifest`, and return the history up to the last completed round.
+    def _complete_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the history up to the last completed round, after checking the run's files by their checksums.
 
         `manifest` is the contents of the file `manifest.json`, which states which round was completed last.
         """
         path, count = self.out / "history.jsonl", int(manifest["round"])
         rows = read_history(path, torn=True)[:count]
-        lines = path.read_bytes().splitlines(keepends=True)[: len(rows)] if path.exists() else []
+        if len(rows) != count:
+            raise CheckpointError(
+                f"{path} holds {len(rows)} rounds, but the checkpoint is of round {count}, so lines were lost: start "
+                "the run again in another folder"
+            )
+        lines = path.read_bytes().splitlines(keepends=True)[:count] if path.exists() else []
         self._history_sum = hashlib.sha256(b"".join(lines))
         stated = manifest.get("sums")
-        for name, found in self._sums().items() if count and len(rows) == count else ():
+        for name, found in self._sums().items() if count else ():
             if not isinstance(stated, dict) or stated.get(name) != found:
                 raise CheckpointError(
                     f"{self.out / name} was changed after the run wrote it (its checksum differs): restore the file"
                 )
-        return rows
-
-    def _complete_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the history's rows up to the last completed round, after checking that no row is missing."""
-        rows, count = self._checked_rows(manifest), int(manifest["round"])
-        if len(rows) != count:
-            raise CheckpointError(
-                f"{self.out / 'history.jsonl'} holds {len(rows)} rounds, but the checkpoint is of round {count}, so "
-                "lines were lost: start the run again in another folder"
-            )
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -422,16 +417,3 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of this library: give the folder of a run")
     return found
-
-
-def plain(model: Message) -> bytes:
-    """Return the bytes of a safetensors file with a model's state dict, which any safetensors reader can read.
-
-    Args:
-        model: message with one entry, the model's state dict.
-    """
-    from safetensors.torch import save
-
-    [(_, group)] = model.items()
-    assert isinstance(group, dict)
-    return save(files.contiguous_cpu(group))

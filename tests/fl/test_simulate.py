@@ -22,7 +22,7 @@ from fl import CheckpointError, ClientData, FedAvg, FedDM, NoUsableReply, RunFol
 from fl.addons import FedProx
 from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
-from fl.engine.store import Store
+from fl.engine.store import Store, write_atomically
 from fl.message import Entry
 from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
@@ -215,11 +215,13 @@ def test_resuming_restores_the_model_of_the_last_completed_round(
     model = tmp_path / "checkpoint" / "model.safetensors"
     first, memories = model.read_bytes(), sorted(tmp_path.glob("checkpoint/clients/*/*"))
 
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def killed(path: Path, data: bytes) -> None:
+        if path.name == "manifest.json":
+            raise KeyboardInterrupt
+        write_atomically(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "_write_manifest", killed)
+        patch.setattr("fl.engine.store.write_atomically", killed)
         patch.setattr("fl.engine._client_memory.MemoryStore.rollback", lambda self: None)  # a kill drops nothing
         with pytest.raises(KeyboardInterrupt):
             simulate(method, data, rounds=2, resume=True, **options)
