@@ -89,7 +89,7 @@ FIELDS: dict[str, dict[str, Field]] = {
     "header": {
         "verb": _text(64, "[A-Za-z_]+", 1), "round": Field("an integer", 0, 10**9),
         "attempt": _text(64, "[0-9A-Za-z_-]+", 1), "seed": Field("an integer", 0, 2**64),
-        "secret": Field("an integer", 0, 2**64, optional=True), "keeps": _FLAG,
+        "secret": Field("an integer", 0, 2**64, optional=True),
     },
     "context": {
         "run": _text(16, "[0-9a-f]{16}", 16), "classes": Field("an integer", 1, 10**6, optional=True),
@@ -107,9 +107,8 @@ FIELDS: dict[str, dict[str, Field]] = {
     },
     "node": {
         "partition": _CLIENT, "partitions": Field("an integer", 1, MAX_CLIENTS), "method": _text(10**6),
-        "task": _text(10**5),
-        "fingerprint": _text(128, _HEX), "ledger": _text(128, _HEX), "classes": _text(10**6), "empty": _FLAG,
-        "untested": _FLAG, "version": _text(100), "clock": Field("a number", 0, 10**12),
+        "task": _text(10**5), "fingerprint": _text(128, _HEX), "ledger": _text(128, _HEX), "classes": _text(10**6),
+        "version": _text(100), "clock": Field("a number", 0, 10**12),
     },
 }  # fmt: skip
 """Fields of each part of a message: a job, its header and context; a result, or the error that the run's budget is

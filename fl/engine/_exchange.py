@@ -112,7 +112,7 @@ class Exchanger:
         """Send a request to each client, and yield the replies, each checked on its own, in the order of `clients`."""
         server = self.server
         attempt = f"{self._session}-{next(self._exchanges)}"
-        header = RequestHeader(verb, server.round, attempt, server.seed, self._secret, keeps=verb == "local")
+        header = RequestHeader(verb, server.round, attempt, server.seed, self._secret)
         requests: dict[int, ClientRequest] = {}
 
         def build_request(client: int) -> ClientRequest:

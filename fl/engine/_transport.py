@@ -39,7 +39,6 @@ class RequestHeader:
         attempt: identifier of the exchange. It is new even if a round is repeated after the process was killed.
         seed: the run's seed, from which a client derives its generators.
         secret: the run's seed for the noise of a private method; None for noise from the operating system.
-        keeps: whether the changes that a client makes to its memory are stored, as in the training.
     """
 
     verb: str
@@ -47,7 +46,11 @@ class RequestHeader:
     attempt: str
     seed: int
     secret: int | None = None
-    keeps: bool = True
+
+    @property
+    def keeps(self) -> bool:
+        """True if the changes that a client makes to its memory are stored, which is so in the training alone."""
+        return self.verb == "local"
 
     @property
     def version(self) -> str:

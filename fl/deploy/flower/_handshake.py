@@ -64,8 +64,6 @@ class NodeInfo:
         fingerprint: fingerprint of the node's data, made with the node's secret key.
         ledger: name of the node's privacy ledger; "" if the method is not private.
         classes: class names as JSON, or "" if unknown.
-        empty: whether the node has no training images; always False if the method is private.
-        untested: whether the node has no test images.
         version: version of distillkit on the node.
         clock: time of the node's clock when it replied, in seconds since 1970.
         space: set without images, with the shape and normalization of the node's images and the form of their labels
@@ -80,8 +78,6 @@ class NodeInfo:
     fingerprint: str
     ledger: str
     classes: str
-    empty: bool
-    untested: bool
     version: str
     clock: float
     space: LabeledImages

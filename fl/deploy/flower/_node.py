@@ -162,13 +162,11 @@ class Node:
 
     def _describe(self, number: int, count: int, data: _LoadedData) -> NodeInfo:
         """Return the description of this node, which is sent to the server before round 1."""
-        client, private = data.clients[0], self.method.private
         require_public(self.method, data.clients.first, self.task)
         return NodeInfo(
             number, count, identity_of(self.method), identity_of(self.task), data.fingerprint,
-            data.ledger if private else "", json.dumps(data.class_names) if data.class_names else "",
-            not private and not len(client.train), client.test is None, distillkit.__version__, time.time(),
-            data.clients.first,
+            data.ledger if self.method.private else "", json.dumps(data.class_names) if data.class_names else "",
+            distillkit.__version__, time.time(), data.clients.first,
         )  # fmt: skip
 
     def _policy(self) -> Policy | None:

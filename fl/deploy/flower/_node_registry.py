@@ -163,7 +163,7 @@ class NodeRegistry:
 
     def fingerprint(self, key: bytes) -> str:
         """Return a fingerprint of the data of all nodes, made with the server's secret key `key`."""
-        rows = [[n, self.nodes[n].fingerprint, self.nodes[n].untested] for n in sorted(self.nodes)]
+        rows = [[n, self.nodes[n].fingerprint] for n in sorted(self.nodes)]
         return tensor_fingerprint([json.dumps(rows)], key=key)
 
 

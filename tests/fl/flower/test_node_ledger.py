@@ -282,7 +282,7 @@ def test_events_of_a_node_are_in_range(wrong: dict[str, Any]) -> None:
     )
 
 
-INFO = NodeInfo(3, 5, "m", "", "f", "a", "", False, True, "0", 0.0, images(1, seed=0)[:0])
+INFO = NodeInfo(3, 5, "m", "", "f", "a", "", "0", 0.0, images(1, seed=0)[:0])
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_a_clock_that_differs_is_named(
 def test_description_whose_space_holds_images_is_refused() -> None:
     held = LabeledImages(torch.zeros(1, 1, 4, 4), torch.tensor([0]), num_classes=2)
     names = dict.fromkeys(("method", "task", "fingerprint", "ledger", "classes", "version"), "")
-    rest: dict[str, Any] = {"partition": 0, "partitions": 1, "empty": False, "untested": False, "clock": 0.0}
+    rest: dict[str, Any] = {"partition": 0, "partitions": 1, "clock": 0.0}
     info = NodeInfo(**names, **rest, space=held[:0])
     assert NodeInfo.read(info.parts(), 7).node == 7
     refused(lambda: NodeInfo.read(replace(info, space=held).parts(), 7), ValueError, "must be a set without images")
