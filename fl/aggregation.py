@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Tensors, Value
 from fl.schema import BadReply, EntrySpec, Schema, check_reply
@@ -81,8 +80,6 @@ def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: An
         weight: sum of the clients' weights: a number, or a vector with one weight per row.
         like: one client's value, a tensor or a number, whose type and dtype the result gets.
     """
-    check.one_of(rule, "rule", ("mean", "sum", "max"))
-    check.instance(total, Tensor, "total", "a Tensor")
     if rule == "mean":
         if over is not None:
             total = total / over
@@ -171,7 +168,7 @@ class Aggregator:
     """
 
     def __init__(self, entries: Mapping[str, Entry[Any]]) -> None:
-        self._entries = check.mapping(entries, "entries")
+        self._entries = entries
         self._sums: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}
         self._first: dict[str, Value] = {}
@@ -189,10 +186,8 @@ class Aggregator:
         Raises:
             BadReply: a value differs from that of an earlier reply in dtype, shape, normalization or number of classes,
                 or the method does not declare its entry. No part of the reply was added.
-            TypeError: `client` is not an index, or `reply` is not a message.
         """
-        check.positive_int(client, "client", least=0)
-        values, forms = dict(check.instance(reply, Message, "reply", "a Message").items()), dict(self._forms)
+        values, forms = dict(reply.items()), dict(self._forms)
         for key, value in values.items():
             if key not in self._entries:
                 raise BadReply(f"{key} is not an entry that the method declares")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices
-from distillkit._utils.devices import is_accelerator
 from distillkit._utils.options import CheckedOptions, PositiveInt, check_options
 from distillkit.sets import LabeledImages
 
@@ -120,19 +119,7 @@ def select_rows(values: Tensor, index: Tensor) -> Tensor:
     Args:
         values: tensor [N, ...].
         index: row indices, int64 [m], on any device.
-
-    Raises:
-        TypeError, ValueError: the values are no tensor, or `index` is not of this form.
-        IndexError: an index is not a row of `values`.
     """
-    check.instance(values, Tensor, "values", "a tensor [N, ...]")
-    if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim != 1:
-        came = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-        raise TypeError(f"index must be an int64 tensor [m], got {came}")
-    if not is_accelerator(index.device) and len(index):
-        low, high = (int(limit) for limit in index.aminmax())
-        if low < 0 or high >= len(values):
-            raise IndexError(f"index must be in [0, {len(values)}), got {low} to {high}")
     return values.index_select(0, index.to(values.device, non_blocking=True))
 
 
@@ -142,10 +129,6 @@ def batch_at(data: LabeledImages, index: Tensor) -> Batch:
     Args:
         data: set to read. Its `columns` hold further values of each image.
         index: image indices, int64 [m].
-
-    Raises:
-        TypeError, IndexError: see `select_rows`.
     """
-    check.instance(data, LabeledImages, "data", "a LabeledImages")
     columns = {name: select_rows(column, index) for name, column in data.columns.items()}
     return Batch(select_rows(data.images, index), select_rows(data.labels, index), columns)

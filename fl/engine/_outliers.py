@@ -27,7 +27,7 @@ Compared = dict[str, tuple[float, float, float]]
 
 def _size(value: Value) -> float:
     """Return the root mean square of all numbers of an entry's value; 0 if it has none."""
-    norm, count = l2_norm(value, exact=False)
+    norm, count = l2_norm(value)
     return norm / math.sqrt(max(1, count))
 
 

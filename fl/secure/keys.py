@@ -174,17 +174,8 @@ class Keyring(Configurable):
         Args:
             client: index of the client.
             session: the new secrets, as JSON values.
-
-        Raises:
-            TypeError: `client` is not an index, or `session` does not map names to JSON values.
         """
-        check.positive_int(client, "client", least=0)
-        check.mapping(session, "session")
-        try:
-            text = json.dumps(session)
-        except TypeError as error:
-            raise TypeError(f"session must map names to JSON values: {error}") from error
-        _write(self._client_folder(client) / "session", text.encode())
+        _write(self._client_folder(client) / "session", json.dumps(session).encode())
 
     def delete_session(self, client: int) -> None:
         """Delete the secrets of the current round for the client with index `client`, including their file on disk."""

@@ -37,16 +37,14 @@ from fl import (
     simulate,
 )
 from fl.addons import RobustMean
-from fl.aggregation import Aggregator, finalize
+from fl.aggregation import Aggregator
 from fl.averaging import Output
 from fl.batches import Batch, Phase, shuffled_indices
 from fl.filters import SetQuality
 from fl.filters.client_dp import Adaptive
-from fl.message import payload_bytes
 from fl.method import Predictor
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.networks import Networks
-from fl.schema import value_parts
 from fl.study import load, outcome_hash
 from tests.fl.federations import Tiny, images, with_label_rows
 from tests.fl.test_addon_combinations import OPTIONS
@@ -412,7 +410,6 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: history.accuracy_best([{"round": 1}]), r"rows\[0\] must be a row.* has no 'accuracy'"),
     (lambda: history.rounds_to("history.jsonl", 0.5), "rows must be the rows of a history.* got str"),
     (lambda: history.best_seed_mean(rows_of_run()), r"runs\[0\] must be the rows of a history"),
-    (lambda: history.summary(rows_of_run(), rounds=3), "names must not include rounds"),
     (lambda: outcome_hash(rows_of_run()), "run must be the Run that simulate returns, got list"),
     (lambda: RunFolder("a", notes={"b": torch.zeros(1)}), "notes must be a mapping of JSON values"),
     (lambda: Batch(torch.zeros(1), 3), "labels must be a Tensor, got int"),  # type: ignore[arg-type]
@@ -420,13 +417,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: Networks({}), "factory must hold at least one architecture"),
     (lambda: Output(None, torch.zeros(1)), "embedding must be a Tensor, got NoneType"),  # type: ignore[arg-type]
     (lambda: Predictor(3), "network must be an nn.Module, got int"),  # type: ignore[arg-type]
-    (lambda: payload_bytes({}), "message must be a Message, got dict"),  # type: ignore[arg-type]
-    (lambda: list(value_parts([1.0])), "value must be an entry's value: .* got list"),  # type: ignore[arg-type]
-    (lambda: Aggregator([]), "entries must map names"),  # type: ignore[arg-type]
-    (lambda: Aggregator({}).fold("0", Message()), "client must be an int"),  # type: ignore[arg-type]
     (lambda: Aggregator({}).fold(0, Message({FedAvg.samples: 1.0})), "not an entry that the method declares"),
-    (lambda: finalize("median", None, torch.zeros(1), 1, 1.0), "rule must be one of"),
-    (lambda: Keyring("keys").save_session(0, {"a": b""}), "session must map names to JSON values"),
     (lambda: load(None), "folder must be a path"),  # type: ignore[arg-type]
     (lambda: Registry.read(None), "path must be a path"),  # type: ignore[arg-type]
     (lambda: Registry({k: f"{k:064x}" for k in range(2)}).write(Path(__file__).parent), "is a folder; give the path"),

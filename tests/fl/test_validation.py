@@ -20,9 +20,9 @@ from distillkit.networks import KeepInit
 from distillkit.privacy import Ledger
 from fl import Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedGen, FedProx, FineTune, SharedImage
-from fl.batches import Phase, batch_at
+from fl.batches import Phase
 from fl.engine._run_options import _drawn_count
-from fl.method import evaluation_batch_size, require_single_label
+from fl.method import require_single_label
 from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
 from fl.networks import _blanks, embedding_size
 from tests.fl.federations import Tiny, federation, images
@@ -504,14 +504,7 @@ INDEX, LOGITS = torch.tensor([0, 1]), torch.zeros(2, 3)
     [
         (lambda: embedding_size(Tiny(3), [SMALL.images]), "images must be"),
         (lambda: embedding_size(Tiny(3), SMALL.images.repeat(1, 2, 1, 1)), "network .* does not accept images"),
-        (lambda: evaluation_batch_size((3, 8, 0), torch.device("cpu")), "shape must be"),
-        (lambda: evaluation_batch_size((3, 8, 8), 0.5), "device must be"),
         (lambda: require_single_label("FedX", Classification), "task must be"),
-        (lambda: batch_at(SMALL.images, INDEX), "data must be"),
-        (lambda: batch_at(SMALL, [0]), "index must be"),
-        (lambda: batch_at(SMALL, INDEX > 0), "index must be"),
-        (lambda: batch_at(SMALL, torch.tensor([6])), r"index must be in \[0, 6\)"),
-        (lambda: batch_at(SMALL, torch.tensor([-1])), r"index must be in \[0, 6\)"),
         (lambda: CLASSES.counts(torch.tensor([3])), "labels must be below"),
         (lambda: CLASSES.sums(LOGITS, INDEX[:1]), "labels must be"),
         (lambda: CLASSES.sums(LOGITS, INDEX + 2), "labels must be below"),
