@@ -52,6 +52,9 @@ class KeyedObject(Configurable):
 class Component(KeyedObject):
     """Base class of add-ons and filters, which extend a method."""
 
+    _usage: ClassVar[str]
+    """Code that builds a method with the component, whose own code replaces {}. Error messages show it."""
+
     def __post_init__(self) -> None:
         """Check that each option has the type and range that its annotation states, if the component is a dataclass."""
         if is_dataclass(self):
@@ -61,17 +64,6 @@ class Component(KeyedObject):
     def name(self) -> str:
         """Class name, for errors, warnings and ledger remarks."""
         return type(self).__name__
-
-    @classmethod
-    def usage_example(cls, part: str) -> str:
-        """Return code that builds a method with this component. Error messages show it.
-
-        An example is `FedAvg(FedProx(0.1), ...)`.
-
-        Args:
-            part: code that builds the component, such as `FedProx(0.1)`.
-        """
-        raise NotImplementedError
 
 
 def stable_repr(value: Any) -> str:

@@ -401,7 +401,7 @@ def require_method(method: object) -> Method:
     kind = method if isinstance(method, type) else type(method)
     if issubclass(kind, Component):
         part = constructor_call(method) if isinstance(method, Component) else f"{kind.__name__}(...)"
-        raise TypeError(f"{kind.__name__} is a part of a method, not a method: pass {kind.usage_example(part)}")
+        raise TypeError(f"{kind.__name__} is a part of a method, not a method: pass {kind._usage.format(part)}")
     if isinstance(method, type):
         raise TypeError(f"method must be an object, got the class {method.__name__}: {method.__name__}(...)")
     if not isinstance(method, Method):

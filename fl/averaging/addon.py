@@ -69,14 +69,7 @@ class AddOn(Component):
     single_label: ClassVar[bool] = False
     disabled_at_zero: ClassVar[tuple[str, ...]] = ()
     first_round: int = 1
-
-    @classmethod
-    def usage_example(cls, part: str) -> str:
-        """Return code that builds a `FedAvg` with this add-on. Error messages show it.
-
-        `part` is code that builds the add-on.
-        """
-        return f"FedAvg({part}, factory=...)"
+    _usage = "FedAvg({}, factory=...)"
 
     @property
     def has_query(self) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from distillkit.sets import Images, LabeledImages, StoredImages, as_set
+from distillkit.sets import Images, LabeledImages, StoredImages
 from distillkit.sets._validation import require_same_order
+from distillkit.sets.as_set import open_set
 
 Either = TypeVar("Either", bound=LabeledImages | StoredImages)
 
@@ -29,11 +30,6 @@ class ClientData:
     train: LabeledImages | StoredImages
     test: LabeledImages | StoredImages | None = None
 
-    @property
-    def stored(self) -> bool:
-        """True if the training or the test set is a `StoredImages`, which stays in a file until it is needed."""
-        return isinstance(self.train, StoredImages) or isinstance(self.test, StoredImages)
-
     def read(self) -> tuple[LabeledImages, LabeledImages | None]:
         """Read the training and test images into memory, and return them."""
         return _in_memory(self.train), None if self.test is None else _in_memory(self.test)
@@ -41,13 +37,6 @@ class ClientData:
 
 def _in_memory(data: LabeledImages | StoredImages) -> LabeledImages:
     return data.read() if isinstance(data, StoredImages) else data
-
-
-def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
-    """Convert a user's argument to a `LabeledImages`, whose images are in memory."""
-    if isinstance(given, LabeledImages):
-        return given
-    return as_set(given, name=name, progress=progress)
 
 
 def extend_classes(data: Either, classes: int, given: bool, names: tuple[str, ...] = ()) -> Either:
@@ -95,11 +84,6 @@ def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool 
     data = extend_classes(data, first.num_classes, True, first.class_names) if classes else data
     require_like(first, data, name, classes=classes)
     return data
-
-
-def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | StoredImages:
-    """Convert a user's argument to a `LabeledImages`, unless it is a `StoredImages`, which is returned unchanged."""
-    return given if isinstance(given, StoredImages) else read_set(given, name, progress)
 
 
 class ClientRegistry:
@@ -159,9 +143,9 @@ class ClientRegistry:
     def _read(self, number: int) -> ClientData:
         given, name = self._clients[number], f"clients[{number}]"
         if not isinstance(given, ClientData):
-            return ClientData(read_or_stored(given, name, self._progress))
-        test = None if given.test is None else read_or_stored(given.test, f"{name}.test", self._progress)
-        return ClientData(read_or_stored(given.train, f"{name}.train", self._progress), test)
+            return ClientData(open_set(given, name=name, progress=self._progress))
+        test = None if given.test is None else open_set(given.test, name=f"{name}.test", progress=self._progress)
+        return ClientData(open_set(given.train, name=f"{name}.train", progress=self._progress), test)
 
     def _extended(self, data: ClientData) -> ClientData:
         options = (self._classes, self._classes_given, self._names)

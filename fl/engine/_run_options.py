@@ -23,8 +23,9 @@ from distillkit.privacy.validation._arguments import (
     require_given_num_classes,
 )
 from distillkit.privacy.validation._private_records import PrivateRecords, reachable
-from distillkit.sets import Images, LabeledImages, StoredImages
-from fl.engine._clients import ClientData, ClientRegistry, fitting_set, read_or_stored, read_set
+from distillkit.sets import Images, LabeledImages, StoredImages, as_set
+from distillkit.sets.as_set import open_set
+from fl.engine._clients import ClientData, ClientRegistry, fitting_set
 from fl.engine._config import RunConfig, RunFolder
 from fl.method import Method
 from fl.task import Classification, LabelTask
@@ -48,7 +49,9 @@ def validate(
         check.callable_with(config.on_round, "on_round", ["row"], "a function of the round's row")
     require_public(method, first, config.task)
     task = resolve_task(config.task, first)
-    test = _test_set(config.test, first, progress)
+    test = config.test
+    if test is not None:
+        test = fitting_set(open_set(test, name="test", progress=progress), "test", first)
     server_data = _server_sets(config.server_data, first, progress)
     device = check.device(config.device)
     panel = _panel(config.evaluate, clients, hidden=method.private or method.sealed)
@@ -91,13 +94,6 @@ def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
     return task
 
 
-def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImages | StoredImages | None:
-    """Convert the option `test` to a set, and check that it is compatible with the clients' sets."""
-    if test is None:
-        return None
-    return fitting_set(read_or_stored(test, "test", progress), "test", first)
-
-
 def warn_of_training_images(test: object, clients: ClientRegistry) -> None:
     """Warn if some of 256 test images are among the clients' training images, of clients that are all in memory."""
     if not isinstance(test, LabeledImages) or not len(test) or not clients.all_loaded:
@@ -118,7 +114,8 @@ def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progr
     sets: dict[str, LabeledImages] = {}
     for name, images in check.mapping({} if given is None else given, "server_data").items():
         label = f"server_data[{name!r}]"
-        sets[name] = fitting_set(read_set(images, label, progress), label, first, classes=name == "validation")
+        data = as_set(images, name=label, progress=progress)
+        sets[name] = fitting_set(data, label, first, classes=name == "validation")
     return sets
 
 

@@ -100,7 +100,7 @@ def masked(row: Row) -> dict[str, Any]:
 def always_failed(rows: Sequence[Row]) -> dict[str, str]:
     """Return the clients that failed in every round in which they were drawn, with the last reason, by client index.
 
-    Rounds whose clients were drawn in secret are left out.
+    Of the `rows` of a history, those of rounds whose clients were drawn in secret are left out.
     """
     reasons, usable = dict[str, str](), set[str]()
     for row in rows:

@@ -31,14 +31,7 @@ class Filter(Component):
 
     before: ClassVar[tuple[str, ...]] = ()
     after: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def usage_example(cls, part: str) -> str:
-        """Return a line of code that builds a method with this filter. Error messages show it.
-
-        `part` is the code for the filter itself, such as a call of its constructor.
-        """
-        return f"Filtered(FedAvg(factory=...), {part})"
+    _usage = "Filtered(FedAvg(factory=...), {})"
 
     @property
     def private(self) -> bool:

@@ -14,6 +14,7 @@ from distillkit import LabeledImages
 from distillkit.data import Split, load_folder, open_folder
 from distillkit.data.partition import iid
 from distillkit.normalization import IDENTITY
+from distillkit.sets import StoredImages
 from distillkit.study import Task
 from fl import ClientData, FedAvg
 from fl.deploy.flower import IncompatibleNode, client_app
@@ -140,7 +141,7 @@ def test_splits_from_folder_loaders_load(tmp_path: Path) -> None:
     read, names = held(load_folder(folder, normalization=IDENTITY, progress=False))
     stored, _ = held(open_folder(folder, normalization=IDENTITY, cache=tmp_path / "cache", progress=False))
     assert_pixels(read.train, [0, 3, 1, 4, 5, 2])
-    assert stored.stored
+    assert isinstance(stored.train, StoredImages)
     assert_pixels(stored.read()[0], [0, 3, 1, 4, 5, 2])
     assert names == tuple(NAMES)
     whole = images(6, seed=1)
