@@ -408,3 +408,15 @@ def require_method(method: object) -> Method:
         raise TypeError(f"method must be a federated method, as FedAvg(factory=...), got {type(method).__name__}")
     require_plain_options(method, Method)
     return method
+
+
+def short_name(method: Method) -> str:
+    """Return the name of a method in short, made of the class names of the method, its add-ons and its filters.
+
+    For example `FedAvg(DPSGD)`, or `Filtered(FedAvg(DPSGD), ClientDP)`.
+    """
+    inner = method.inner
+    addons = [type(part).__name__ for part in inner.parts if part is not inner]
+    name = f"{type(inner).__name__}({', '.join(addons)})" if addons else type(inner).__name__
+    filters = [type(part).__name__ for part in method.parts if all(part is not p for p in inner.parts)]
+    return f"{type(method).__name__}({', '.join([name, *filters])})" if filters else name

@@ -23,7 +23,7 @@ from fl.engine._threads import ServerThread
 from fl.engine._transport import Transport
 from fl.engine.run import Run
 from fl.engine.store import Store
-from fl.method import Method
+from fl.method import Method, short_name
 from fl.participants import Interrupted, Scratch, Server
 
 _NAMED_AFTER = 3
@@ -81,7 +81,7 @@ def execute(method: Method, config: RunConfig, transport: Transport, *, progress
                 if number < config.rounds and scratch is not None and scratch.late:
                     raise Interrupted(f"the run stopped at its deadline, after round {number}")
         models = {name: p.network for name, p in thread.run(lambda: method.predictors(server)).items()}
-    return Run(rows, server, models, _short(method.inner))
+    return Run(rows, server, models, short_name(method.inner))
 
 
 class _Reporter:
@@ -136,8 +136,3 @@ def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> l
     rows = restored.rows
     require_whole_ledger(config.ledger, rows[-1] if rows else {}, restored.metadata)
     return rows
-
-
-def _short(method: Method) -> str:
-    addons = ", ".join(a.name for a in getattr(method, "addons", ()))
-    return f"{type(method).__name__}({addons})" if addons else type(method).__name__

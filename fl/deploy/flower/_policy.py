@@ -37,7 +37,7 @@ from typing import Any
 from distillkit._utils import check
 from distillkit._utils.options import Positive, Rate, Share, check_options
 from distillkit.privacy import Event
-from fl.method import Method
+from fl.method import Method, short_name
 
 ANY = "any"
 """Value of the key `app` that turns off the check of the app's code."""
@@ -106,7 +106,7 @@ class Policy:
         Raises:
             PolicyRefusal: the policy does not allow the request; the message names the setting that forbids it.
         """
-        name = policy_name(method)
+        name = short_name(method)
         if self.app not in (ANY, app):
             raise PolicyRefusal(f"its policy allows the app {self.app}, and this one is {app or 'unknown'}")
         if name not in self.methods:
@@ -202,15 +202,3 @@ def app_hash(folder: str | os.PathLike[str]) -> str:
         data = path.read_bytes()
         state.update(f"{len(name.encode())} {name} {len(data)} ".encode() + data)
     return f"sha256:{state.hexdigest()}"
-
-
-def policy_name(method: Method) -> str:
-    """Return the name of a method in a policy, made of the class names of the method, its add-ons and its filters.
-
-    For example `FedAvg(DPSGD)`, or `Filtered(FedAvg(DPSGD), ClientDP)`.
-    """
-    inner = method.inner
-    addons = [type(part).__name__ for part in inner.parts if part is not inner]
-    name = f"{type(inner).__name__}({', '.join(addons)})" if addons else type(inner).__name__
-    filters = [type(part).__name__ for part in method.parts if all(part is not p for p in inner.parts)]
-    return f"{type(method).__name__}({', '.join([name, *filters])})" if filters else name

@@ -273,12 +273,12 @@ def test_policy_files_with_bad_keys_or_values_are_refused(
 
 
 def test_policy_name_lists_class_add_ons_and_filters() -> None:
-    from fl.deploy.flower._policy import policy_name
+    from fl.method import short_name
 
-    assert [policy_name(every_method.METHODS[name]()) for name in ("PrivateFedDM", "DPSGD", "ClientDP")] == [
+    assert [short_name(every_method.METHODS[name]()) for name in ("PrivateFedDM", "DPSGD", "ClientDP")] == [
         "PrivateFedDM", "FedAvg(DPSGD)", "Filtered(FedAvg, ClientDP)",
     ]  # fmt: skip
-    assert policy_name(FedAvg(DPSGD(sigma=1.0, rate=0.5, size=9), **FAST, weights="uniform")) == "FedAvg(DPSGD)"
+    assert short_name(FedAvg(DPSGD(sigma=1.0, rate=0.5, size=9), **FAST, weights="uniform")) == "FedAvg(DPSGD)"
 
 
 @pytest.mark.parametrize("verb", ["local", "answer", "evaluate"])
