@@ -70,20 +70,17 @@ def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
         partial_sum.add_(_weighted(part, weight))
 
 
-def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
+def finalize(rule: str, total: Tensor, weight: Any, like: Any) -> Any:
     """Return the aggregate of one entry, in the dtype of the clients' values, from the weighted sum over clients.
 
     Args:
         rule: the entry's aggregation rule, see `Entry`.
-        over: public constant by which `total` is divided if the rule is `mean`. None: `total` is divided by `weight`.
         total: sum of the clients' values times their weights.
         weight: sum of the clients' weights: a number, or a vector with one weight per row.
         like: one client's value, a tensor or a number, whose type and dtype the result gets.
     """
     if rule == "mean":
-        if over is not None:
-            total = total / over
-        elif isinstance(weight, Tensor) and weight.ndim:
+        if isinstance(weight, Tensor) and weight.ndim:
             rows = weight.view(-1, *[1] * (total.ndim - 1))
             total = torch.where(rows > 0, total / rows.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
         else:
@@ -241,11 +238,11 @@ class Aggregator:
             elif isinstance(first, dict):
                 other = torch.empty(0, dtype=next(iter(first.values())).dtype if first else torch.float32)
                 values[key] = {
-                    n: finalize(entry.rule, entry.over, total, self._weights[key].get(n), first.get(n, other))
+                    n: finalize(entry.rule, total, self._weights[key].get(n), first.get(n, other))
                     for n, total in self._sums[key].items()
                 }
             else:
-                values[key] = finalize(entry.rule, entry.over, self._sums[key], self._weights.get(key), first)
+                values[key] = finalize(entry.rule, self._sums[key], self._weights.get(key), first)
         return AggregatedReplies(Message.unchecked(values), self._weights, self._sums, self.clients)
 
     def _union(self, key: str) -> Value:

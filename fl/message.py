@@ -33,8 +33,7 @@ class Entry(Generic[V]):
     The rule determines how the values in a round's replies are aggregated into one value:
 
     * `mean`: sum(w v) / sum(w) over the clients' values v with weights w. `by` is another entry of the same reply,
-      which holds w: a number, or a vector with one weight for each row of v. Without `by`, w = 1. With `over`, the sum
-      is divided by this public constant instead of sum(w).
+      which holds w: a number, or a vector with one weight for each row of v. Without `by`, w = 1.
     * `sum`, `max`: elementwise sum or maximum. For integers, use these rules or `first`, because integers have no
       `mean`.
     * `first`: the value of the client with the lowest index.
@@ -44,9 +43,6 @@ class Entry(Generic[V]):
     Args:
         rule: aggregation rule.
         by: entry of the same reply that holds the weights w. Permitted only with the rule `mean`.
-        over: public constant > 0 by which the sum is divided. Permitted only with the rule `mean` and without `by`.
-        bound: largest permitted absolute value of an element. The server refuses replies that exceed it; secure sums
-            derive their encoding from it.
         cached: whether to send the value only to clients that do not hold it yet, and its digest to all others. Use it
             for values that the server sends unchanged in many rounds.
 
@@ -55,32 +51,18 @@ class Entry(Generic[V]):
         owner: the declaring class, with its module.
 
     Raises:
-        ValueError: an option is out of range, or two options cannot be combined.
+        ValueError: the rule is unknown, or has no weights.
         TypeError: an option has the wrong type.
     """
 
-    def __init__(
-        self,
-        rule: Rule = "mean",
-        *,
-        by: Entry[Any] | None = None,
-        over: float | None = None,
-        bound: float | None = None,
-        cached: bool = False,
-    ) -> None:
+    def __init__(self, rule: Rule = "mean", *, by: Entry[Any] | None = None, cached: bool = False) -> None:
         if rule not in get_args(Rule):
             raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}")
-        if rule != "mean" and (by is not None or over is not None):
-            raise ValueError(f"by and over belong to rule='mean', got rule={rule!r}; leave them out")
-        if by is not None and over is not None:
-            raise ValueError("give by (divide by the sum of weights) or over (by a public constant), not both")
+        if rule != "mean" and by is not None:
+            raise ValueError(f"by belongs to rule='mean', got rule={rule!r}; leave it out")
         if by is not None and not isinstance(by, Entry):
             raise TypeError(f"by must be another Entry, got {type(by).__name__}")
-        for name, number in (("over", over), ("bound", bound)):
-            if number is not None:
-                check.real_number(number, name, above=0.0)
-        check.boolean(cached, "cached")
-        self.rule, self.by, self.over, self.bound, self.cached = rule, by, over, bound, cached
+        self.rule, self.by, self.cached = rule, by, check.boolean(cached, "cached")
         self.key = self.owner = ""
 
     def __set_name__(self, owner: type, name: str) -> None:

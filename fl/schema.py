@@ -183,7 +183,7 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
             label = f"{key}[{name}]" if name else key
             remedy = "; the method sets the largest weight (max_samples)" if key in weights else ""
             least = max(minimum, 0.0) if name in like.nonnegative else minimum
-            _check_range(label, part, least, maximum, limit, entries[key].bound, remedy)
+            _check_range(label, part, least, maximum, limit, remedy)
         _check_norm(key, value, like.max_norm)
         _check_rule(entries[key], value, values)
     return reply
@@ -268,9 +268,7 @@ def value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
         yield "", value
 
 
-def _check_range(
-    label: str, part: Tensor | float, minimum: float, maximum: float, limit: float, bound: float | None, remedy: str
-) -> None:
+def _check_range(label: str, part: Tensor | float, minimum: float, maximum: float, limit: float, remedy: str) -> None:
     if isinstance(part, Tensor):
         if not part.numel() or part.dtype == torch.bool:
             return
@@ -281,8 +279,6 @@ def _check_range(
         raise BadReply(f"{label} holds NaN or Inf")
     if isinstance(part, float) or (isinstance(part, Tensor) and part.is_floating_point()):
         minimum, maximum = max(minimum, -limit), min(maximum, limit)
-    if bound is not None and (low < -bound or high > bound):
-        raise BadReply(f"{label} exceeds its bound {bound:g}")
     if low < minimum or high > maximum:
         shown = f"{low:g}" if low == high else f"{low:g} to {high:g}"
         raise BadReply(f"{label} must lie in [{minimum:g}, {maximum:g}], got {shown}{remedy if high > maximum else ''}")

@@ -226,9 +226,8 @@ class ClientDP(Filter):
         Noise N(0, (sigma C)^2) is added to the sum over the clients. Here, sigma is the noise multiplier, which is
         larger than the option `sigma` if the clip norms are adaptive. C is the norm to which a client's reply is
         clipped. If several entries are clipped, each to its norm C_e, C is sqrt(sum C_e^2). The noised sum of an entry
-        with the aggregation rule `mean` (see `Entry`) is divided by the constant `Entry.over` or, if it is None, by the
-        expected number of clients. A tensor that no client sent consists of noise alone. The method gets only these
-        noised tensors.
+        with the aggregation rule `mean` (see `Entry`) is divided by the expected number of clients. A tensor that no
+        client sent consists of noise alone. The method gets only these noised tensors.
         """
         self._ledger(server).spend(self._event(server))
         count = self.rate * server.clients  # expected number of clients in a round, which is public
@@ -241,7 +240,7 @@ class ClientDP(Filter):
             total = _group(replies.sum(entry)) if entry in replies else {}
             zeros = {n: torch.zeros_like(t) for n, t in _group(wanted).items()}
             noised = {n: server.secret.add_noise(total.get(n, t), std) for n, t in zeros.items()}
-            divisor = 1.0 if entry.rule == "sum" else entry.over or count
+            divisor = 1.0 if entry.rule == "sum" else count
             values[entry] = _like({n: t / divisor for n, t in noised.items()}, wanted)
             sums[entry.key] = noised if isinstance(wanted, dict) else noised[""]
             if entry.by is not None:

@@ -42,8 +42,6 @@ class EntryLayout:
         key: key of the entry.
         rule: aggregation rule of the entry: "sum" or "mean".
         by: key of the entry that contains the weights of the mean; "" if there are no weights.
-        over: public number by which the sum over clients is divided if the rule is "mean". None: the sum is divided by
-            the sum of the clients' weights, which are 1 if `by` is empty.
         most: the largest absolute value that the entry may contain.
         parts: name, shape and dtype of each tensor in the entry; ("", (), "") for a number, and ("", shape, dtype) for
             a single tensor.
@@ -52,7 +50,6 @@ class EntryLayout:
     key: str
     rule: str
     by: str
-    over: float | None
     most: float
     parts: tuple[tuple[str, tuple[int, ...], str], ...]
 
@@ -231,7 +228,7 @@ class ReplyLayout:
                 weight = sums[entry.by][""]
                 weight = weight if weight.ndim else float(weight)
             parts = {
-                n: finalize(entry.rule, entry.over, t, weight, like[n] if isinstance(like, dict) else like)
+                n: finalize(entry.rule, t, weight, like[n] if isinstance(like, dict) else like)
                 for n, t in group.items()
             }
             grouped = isinstance(like, dict)
@@ -257,8 +254,6 @@ def _entry_layout(entry: Entry[Any], spec: EntrySpec, bound: float | None, is_we
         )
     if why := _unsummable_reason(entry, spec):
         raise PrivacyError(f"{entry.key} {why}: remove the part that declares it")
-    if bound is None and entry.bound is not None:
-        bound = entry.bound
     if bound is None and math.isfinite(spec.minimum) and math.isfinite(spec.maximum):
         bound = max(abs(spec.minimum), abs(spec.maximum))
     if bound is None and is_weight:
@@ -269,7 +264,7 @@ def _entry_layout(entry: Entry[Any], spec: EntrySpec, bound: float | None, is_we
             f"allowed in it, SecureSums(bounds={{{entry.key}: B}})"
         )
     by = entry.by.key if entry.by is not None else ""
-    return EntryLayout(key, entry.rule, by, entry.over, float(bound), _value_parts(spec.value))
+    return EntryLayout(key, entry.rule, by, float(bound), _value_parts(spec.value))
 
 
 def _unsummable_reason(entry: Entry[Any], spec: EntrySpec) -> str | None:

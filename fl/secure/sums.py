@@ -86,8 +86,8 @@ class SecureSums(Filter):
         threshold: t, the smallest allowed number of clients in a sum. If fewer clients remain, the run ends with
             `NoUsableReply`. The threshold must be more than half of the participants of a round.
         bounds: B, the largest allowed absolute value, by entry. You must give B for every entry that has no maximum in
-            its declaration (`Entry.bound`) or in the schema of replies (`expect`). The maxima are public, so do not
-            derive them from the clients' data. If a client's value is larger, the client fails and sends no reply.
+            the schema of replies (`expect`). The maxima are public, so do not derive them from the clients' data. If a
+            client's value is larger, the client fails and sends no reply.
         bits: precision of the encoding: B is encoded as 2^bits. A sum over all clients of the registry must fit into 64
             bits.
 

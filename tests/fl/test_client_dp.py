@@ -137,7 +137,7 @@ class Sums(Method):
     group = Entry[Tensors]("mean", by=n)
     vector = Entry[Tensor]("sum")
     number = Entry[float]("mean")
-    fixed = Entry[Tensor]("mean", over=8.0)
+    fixed = Entry[Tensor]("mean")
     extra = Entry[Tensor]("sum")
     got: AggregatedReplies
     seen: Server
@@ -262,7 +262,7 @@ def test_non_finite_reply_becomes_zeros_without_a_failure() -> None:
 
 
 def test_means_divide_by_public_numbers_and_hide_the_reply_count() -> None:
-    """N = 4 at rate 0.75: three replies are expected. One reply or four are divided by 3 (`fixed`: by 8)."""
+    """N = 4 at rate 0.75: three replies are expected. One reply or four are divided by 3."""
     for count in (1, 4):
         method, dp = Sums(), ClientDP(0.0, 0.75, dict.fromkeys(CLIPS, 1e3))
         server = on_server(method)
@@ -271,7 +271,7 @@ def test_means_divide_by_public_numbers_and_hide_the_reply_count() -> None:
         assert torch.equal(got[Sums.group]["a"], torch.full((2, 3), 2.0 * count / 3))
         assert torch.equal(got[Sums.vector], torch.full((5,), 4.0 * count))
         assert got[Sums.number] == 6.0 * count / 3
-        assert torch.equal(got[Sums.fixed], torch.full((2,), 2.0 * count / 8))
+        assert torch.equal(got[Sums.fixed], torch.full((2,), 2.0 * count / 3))
         assert (got[Sums.n], got.weight(Sums.group), got.weight(Sums.group, "a"), got.clients) == (3.0, 3.0, 3.0, [])
         assert torch.equal(got.sum(Sums.group)["b"], torch.full((4,), -2.0 * count, dtype=torch.float64))
         assert Sums.extra not in got

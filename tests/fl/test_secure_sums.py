@@ -83,7 +83,7 @@ class Every:
     plain = Entry[dict[str, torch.Tensor]]("mean")
     weighted = Entry[dict[str, torch.Tensor]]("mean", by=weight)
     by_rows = Entry[torch.Tensor]("mean", by=rows)
-    over = Entry[torch.Tensor]("mean", over=7.0)
+    over = Entry[torch.Tensor]("mean")
     total = Entry[torch.Tensor]("sum")
     count = Entry[torch.Tensor]("sum")
 
@@ -511,10 +511,10 @@ def test_batch_norm_without_counters_is_summed(ring: InMemoryKeyring) -> None:
 class Doubling(Filter):
     """A filter before secure sums, with its own entry."""
 
-    extra = Entry[float]("sum", bound=1.0)
+    extra = Entry[float]("sum")
 
     def expect(self, server: Any, client: int, schema: Schema) -> None:
-        schema[self.extra.key] = EntrySpec(1.0)
+        schema[self.extra.key] = EntrySpec(1.0, minimum=-1.0, maximum=1.0)
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
         other = reply.copy()
