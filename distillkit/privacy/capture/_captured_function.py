@@ -85,7 +85,7 @@ class CapturedFunction:
         nodes = [n.meta.get("val") for n in graph.graph.nodes if n.op == "call_function"]
         sizes = [v.numel() for v in nodes if isinstance(v, Tensor)]
         self.activations, self.largest = sum(sizes), max(sizes, default=0)
-        self._like = [(e.shape, e.dtype) for e in one]
+        self._like, self._shared = [(e.shape, e.dtype) for e in one], [(t.shape, t.dtype) for t in shared]
         with torch.no_grad():
             self.batched = True
             self._outputs: list[Tensor] = []
@@ -152,6 +152,7 @@ class CapturedFunction:
             The function's results, with n rows each.
         """
         require_alike(examples, self._like, self._function_name)
+        require_unchanged(shared, self._shared, self._function_name)
         count = len(examples[0])
         require_plain([*shared, *examples], self._function_name)
         if self._draws and generator is None:
@@ -236,6 +237,16 @@ def require_alike(examples: Sequence[Tensor], like: Sequence[tuple[torch.Size, t
         wanted, got = (", ".join(f"{k} {list(s)}" for s, k in found) for found in (like, kinds))
         rows = [len(e) for e in examples]
         raise ValueError(f"{name} takes equal numbers of records of {wanted}, got {rows} records of {got}")
+
+
+def require_unchanged(shared: Sequence[Tensor], like: Sequence[tuple[torch.Size, torch.dtype]], name: str) -> None:
+    """Check that parameters and buffers have the shapes and dtypes `like`, with which `name` was captured."""
+    for tensor, (shape, dtype) in zip(shared, like, strict=True):
+        if (tensor.shape, tensor.dtype) != (shape, dtype):
+            raise ValueError(
+                f"{name} was captured with a parameter or buffer of {dtype} {list(shape)} that is {tensor.dtype} "
+                f"{list(tensor.shape)} now; capture it again after such a change"
+            )
 
 
 def _reduced_precision(tensors: Sequence[Tensor]) -> Iterator[tuple[str, bool]]:

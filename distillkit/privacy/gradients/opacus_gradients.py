@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from distillkit._utils import check
 from distillkit._utils.eval_mode import preserve_modes
 from distillkit.networks._dropout import undraw_dropout
-from distillkit.privacy.capture._captured_function import require_alike, require_plain
+from distillkit.privacy.capture._captured_function import require_alike, require_plain, require_unchanged
 from distillkit.privacy.capture._pytorch import TorchDispatchMode, tree_leaves
 from distillkit.privacy.errors import BatchStatistics, NotCapturable, NotSeparable, PrivacyError
 from distillkit.privacy.gradients.per_example import (
@@ -130,6 +130,8 @@ class OpacusGradients:
         """
         require_alike(examples, self._like, f"the network {self._name}")
         require_plain([*self._trained.values(), *examples], f"the network {self._name}")
+        like = [(own.shape, own.dtype) for own in self._own]
+        require_unchanged([*self._trained.values()], like, f"the network {self._name}")
         count, examples = len(examples[0]), tuple(e.detach() for e in examples)  # no gradients for the caller's tensors
         if not count:
             return

@@ -138,6 +138,9 @@ def test_only_the_given_parameters_are_trained_on_all_columns(kind: str) -> None
         refused(call, ValueError, r"takes equal numbers of records of torch\.float64 \[1, 5, 4\], torch\.int64 \[\]")
     wanted = torch.autograd.grad((columns[2] * losses(network, *columns[:2])).sum(), [*trained.values()])
     torch.testing.assert_close(private.take(), [*wanted])
+    network.float()
+    words = r"was captured with a parameter or buffer of torch\.float64 \[.*\] that is torch\.float32 \[.*\] now"
+    refused(partial(source.add_to, private, *columns), ValueError, words)
 
 
 def gradient_norms(network: nn.Module, images: Tensor, labels: Tensor) -> list[float]:
