@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["lower", "upper"]
-
 
 def lower(hits: Any, trials: int, error: float) -> Any:
     """Return a lower confidence bound on a probability, after a number of hits in independent trials.

@@ -20,8 +20,6 @@ from distillkit.sets import StoredImages
 from distillkit.sets._class_index import with_class_labels
 from distillkit.sets._stored import RealImages
 
-__all__ = ["check_baseline", "check_factor", "check_test_images", "images_among", "warn_of_overlap"]
-
 _CHUNK, _VALUES = 1024, 1 << 23
 """Largest number of images, and of their pixel values, that are compared at a time."""
 _SAME_PIXEL = 1.5 / 255

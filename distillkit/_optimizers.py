@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-__all__ = ["OPTIMIZERS", "sgd_step"]
-
 
 @torch.no_grad()
 def sgd_step(

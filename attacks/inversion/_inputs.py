@@ -10,9 +10,6 @@ from torch.func import functional_call
 
 from distillkit._utils import check
 
-__all__ = ["require_message"]
-
-
 _WEIGHTS, _LEAST = 0.9, 100
 """Cosine between a message and the network's weights above which the message is taken for weights, and the number of
 weights from which this is no coincidence."""

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from attacks.metrics import psnr
 
-__all__ = ["closest_images"]
-
 COPY_DB = 48.13
 """PSNR of a root mean squared difference of 1/255, one level of 8-bit pixels."""
 CONTRAST = 0.25

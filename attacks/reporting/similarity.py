@@ -12,8 +12,6 @@ from attacks.membership import nearest
 from attacks.reporting.copies import closest_images
 from distillkit.rng import derive
 
-__all__ = ["PSNR_LEVELS", "random_baseline"]
-
 PSNR_LEVELS = (20, 25, 30)
 """Smallest PSNR, in decibels, of a recovered record at three levels: recognizable, close and nearly identical."""
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from distillkit._utils import check
 from distillkit.normalization import Normalization
 
-__all__ = ["Augment"]
-
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """Augmentation as federated methods call it: every image gets its own transform. Condensers also pass `siamese=`, see
 `Augmentation`.

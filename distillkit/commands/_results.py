@@ -16,8 +16,6 @@ from distillkit._utils.files import write_atomically
 from distillkit._utils.pages import Section, render_html
 from distillkit._utils.provenance import VERSION
 
-__all__ = ["Result", "printed", "refuse_given"]
-
 
 @dataclass(frozen=True)
 class Result:

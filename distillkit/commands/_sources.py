@@ -29,8 +29,6 @@ from distillkit.data import (
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["Sources", "numbers", "source_options"]
-
 _TABLES = (".csv", ".tsv", ".parquet")
 _COLUMNS = ("image", "label", "folder")
 _OF_SETS = ("set.json", "set.safetensors", "images_best.pt")

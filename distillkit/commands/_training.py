@@ -17,8 +17,6 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 from distillkit.training import Protocol, train
 
-__all__ = ["Networks", "network_options"]
-
 _WIDTH = 64
 
 

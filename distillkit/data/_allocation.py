@@ -11,8 +11,6 @@ from distillkit._utils import check
 from distillkit._utils.conversion import as_tensor
 from distillkit.rng import as_generator
 
-__all__ = ["as_index_tensors"]
-
 Seed = int | torch.Generator
 
 

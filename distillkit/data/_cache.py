@@ -38,17 +38,6 @@ from distillkit.locking import locked
 from distillkit.normalization import Normalization
 from distillkit.sets._stored import PixelFile
 
-__all__ = [
-    "BLOCK",
-    "Cache",
-    "CacheWriter",
-    "cached_normalization",
-    "files_key",
-    "fill_in_threads",
-    "open_cache",
-    "open_written",
-]
-
 Shape = tuple[int, int, int]
 Fill: TypeAlias = "Callable[[CacheWriter, Callable[[int], object]], None]"
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from distillkit._utils import check
 from distillkit._utils.pixels import AnyPath
 
-__all__ = ["data_root"]
-
 
 def data_root(root: AnyPath | None, name: str) -> Path:
     """Return the data root: the argument `root`, or the folder in the environment variable `DISTILLKIT_DATA`.

@@ -14,10 +14,6 @@ from distillkit._utils.user_warnings import warn
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 
-__all__ = [
-    "HoldOut", "hold_out", "hold_out_classes", "hold_out_content", "hold_out_values", "record_digests", "stricter",
-]  # fmt: skip
-
 HoldOut = Literal["random", "content"]
 HOLD_OUTS = ("random", "content")
 """Ways to choose held-out records. "random": an even share of each class; one record more or less changes the choice

@@ -16,8 +16,6 @@ from distillkit._utils.batches import uses_batch_statistics
 from distillkit._utils.options import NonNegative, check_options
 from distillkit.networks._factory import frozen_copy
 
-__all__ = ["Divergence"]
-
 Divergence = Literal["clamped", "jensen_shannon"]
 _DIVERGENCES: dict[Divergence, Callable[..., Tensor]] = {
     "clamped": losses.clamped_disagreement,

@@ -18,8 +18,6 @@ from distillkit.networks._validation import check_network, require_network
 from distillkit.sets._class_index import class_labels
 from distillkit.sets._stored import RealImages, images_of, read_batches
 
-__all__ = ["describe_teacher", "teacher_logits", "try_teacher"]
-
 _MAX_IMAGES = 2000
 _FEW = 50
 """Below this number of images, a teacher at the level of chance causes a warning instead of an error."""

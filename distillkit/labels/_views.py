@@ -15,8 +15,6 @@ from distillkit.labels.mixing import CutMix, Mixup
 from distillkit.rng import derive
 from distillkit.sets._stored import StoredImages, read_batches
 
-__all__ = ["Mixing", "ViewOptions", "mixed_batches", "require_mixing"]
-
 Mixing = CutMix | Mixup
 
 

@@ -14,8 +14,6 @@ from distillkit.labels._teacher import describe_teacher, teacher_logits
 from distillkit.labels._views import Mixing, ViewOptions, require_mixing, views
 from distillkit.sets._stored import StoredImages
 
-__all__ = ["Relabel"]
-
 
 @dataclass(frozen=True)
 class Relabel:

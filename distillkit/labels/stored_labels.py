@@ -28,8 +28,6 @@ from distillkit.sets._devices import on_device
 from distillkit.sets._stored import cached, images_of
 from distillkit.sets.as_set import open_set
 
-__all__ = ["StoredLabels"]
-
 _FORMAT = "distillkit.StoredLabels/1"
 
 

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from distillkit._utils import check
 from distillkit.losses._common import at_least_float32, pair_tensors, reduce, require_float, row_norms
 
-__all__ = ["gradient_distance", "rbf_mmd"]
-
 
 def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """Compute the mean embedding and the number of embeddings of each class.

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from distillkit._utils.configurable import Configurable
 
-__all__ = ["Network", "SplitNetwork", "require_network", "split"]
-
 
 class Network(Protocol):
     """Interface of networks: an `nn.Module` whose forward pass is `classifier(features(images))`.

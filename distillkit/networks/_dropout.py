@@ -9,8 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-__all__ = ["seed_dropout", "seeded_dropout", "undraw_dropout"]
-
 _LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 

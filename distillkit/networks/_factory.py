@@ -17,8 +17,6 @@ from distillkit.networks._base import require_network
 from distillkit.networks._initialization import Redraw, draw_seed, initialize, seeded_global_rng
 from distillkit.rng import as_generator
 
-__all__ = ["NetworkFactory", "build", "frozen_copy", "require_factory"]
-
 NetworkFactory = Callable[[], nn.Module]
 
 

@@ -15,8 +15,6 @@ from distillkit._utils import check
 from distillkit.networks._base import require_network
 from distillkit.rng import as_generator
 
-__all__ = ["Redraw"]
-
 Redraw = Callable[[nn.Module, torch.Generator], object]
 
 

@@ -15,7 +15,7 @@ from distillkit.networks._base import Network, require_network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 
-__all__ = ["check_network", "require_network", "require_sampler"]
+__all__ = ["require_network"]
 
 
 def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:

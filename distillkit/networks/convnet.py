@@ -19,8 +19,6 @@ from distillkit.networks._layers import (
     require_spatial_maps,
 )
 
-__all__ = ["ConvNet"]
-
 _PIXELS = 8 * 32 * 32
 
 

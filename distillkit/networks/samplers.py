@@ -16,8 +16,6 @@ from distillkit.networks._factory import NetworkFactory, build, frozen_copy, kee
 from distillkit.networks._initialization import Redraw, initialize
 from distillkit.rng import as_generator, derive
 
-__all__ = ["NetworkSampler", "RandomNetworks"]
-
 
 class NetworkSampler(Protocol):
     """Interface of network samplers, from which a condensation draws a network in every step.

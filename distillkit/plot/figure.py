@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["subplots"]
 
 # Okabe & Ito's palette (without yellow, too pale for lines) and Tol's "muted" scheme.
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -32,11 +32,6 @@ from distillkit.study._records import read_json, write_json
 from distillkit.study.candidate import Candidate, Cost, Job, OutOfTime
 from distillkit.study.task import Task
 
-__all__ = [
-    "PreparedRun", "RunSpec", "SerializedRun", "WorkerKilled", "attempt", "privacy_columns", "run_all", "set_aside",
-    "settings_config", "write_config",
-]  # fmt: skip
-
 _ATTEMPTS, _INTERVAL = 2, 0.1
 """Number of workers that a run may lose, and seconds between two looks at the workers."""
 

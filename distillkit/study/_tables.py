@@ -14,8 +14,6 @@ from distillkit._utils.tables import NONE, Table
 from distillkit.study._records import Group, RecordsLike, differences, group_records
 from distillkit.study.history import best_seed_mean
 
-__all__ = ["Part", "group_table", "numbers_of"]
-
 Part = tuple[dict[str, Any], str | None]
 """Values by name, and the text of the cell that shows them; None if no cell does."""
 

@@ -18,8 +18,6 @@ from distillkit._utils.options import Options, check_options
 from distillkit.data import Split
 from distillkit.study.task import Task
 
-__all__ = ["Candidate", "Cost", "Job", "OutOfTime"]
-
 Self = TypeVar("Self", bound="Candidate")
 
 RULES = {"last": "accuracy_last", "late": "accuracy_late", "own": "accuracy_own"}

@@ -14,11 +14,6 @@ import torch
 from distillkit._utils import check
 from distillkit._utils.files import parse_json, read_bytes
 
-__all__ = [
-    "RecordError", "Row", "SeedMean", "accuracy_best", "accuracy_last", "best_seed_mean", "read_rows", "require_rows",
-    "rounds_to",
-]  # fmt: skip
-
 Row = Mapping[str, Any]
 """Values of one round of a history."""
 

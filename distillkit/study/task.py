@@ -32,8 +32,6 @@ from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 from distillkit.sets._class_index import class_labels
 from distillkit.sets._validation import require_same_order
 
-__all__ = ["Allocation", "Task"]
-
 _NATURAL = ("domain", "user")
 
 

@@ -23,8 +23,6 @@ from distillkit.data.split import Split, StoredSplit, warn_of_repeats
 from distillkit.normalization import Normalization
 from distillkit.sets._validation import FOUND_LABELS, checked_class_names
 
-__all__ = ["load_table", "open_table"]
-
 _FILES = ("file_name", "filename", "file", "path", "filepath", "image_path", "image_id", "image_name", "id", "id_code")
 _CALL = 'image="..." or label="..."'
 
