@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, ClassVar
@@ -75,6 +76,11 @@ def stable_repr(value: Any) -> str:
     given, named = arguments
     shown = ", ".join([*map(stable_repr, given), *(f"{k}={stable_repr(v)}" for k, v in named.items())])
     return f"{type(value).__qualname__}({shown})"
+
+
+def without_addresses(value: Any) -> str:
+    """Return the `stable_repr` of a value without memory addresses, to compare values of two processes."""
+    return re.sub(" at 0x[0-9a-f]+", "", stable_repr(value))
 
 
 def options_by_name(value: Any) -> Any:

@@ -5,14 +5,17 @@ The value of a cached entry is called a payload. If a client already has it, the
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-from fl._codec import Parts, to_parts
+from fl._codec import Parts, encode, to_parts
 from fl.deploy._fields import read_fields
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
+from fl.engine.store import CheckpointError, read_message, write_atomically
 from fl.message import Message, Value
 
 _MAX_ERROR = 500
@@ -41,14 +44,28 @@ class Job:
     ledger: Mapping[str, Any] | None = None
 
 
-class PayloadStore(Protocol):
-    """Interface of a client's store of payloads, with the latest payload of each entry."""
+class PayloadFolder:
+    """A client's store of payloads in a folder, with a file for the latest payload of each entry."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _file(self, key: str) -> Path:
+        return self._folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
 
     def keep(self, key: str, digest: str, value: Value) -> None:
-        """Store the payload of the entry `key`."""
+        """Save a payload."""
+        write_atomically(self._file(key), encode(Message.unchecked({key: value}), {"digest": digest}))
 
     def load(self, key: str, digest: str) -> Value:
-        """Return the stored payload of the entry `key`; raise `PayloadMissing` if it has another digest."""
+        """Return a saved payload; raise `PayloadMissing` if there is none with this digest."""
+        try:
+            message, metadata = read_message(self._file(key))
+        except CheckpointError as error:  # the server sends the payload again
+            raise PayloadMissing(key) from error
+        if metadata.get("digest") != digest:
+            raise PayloadMissing(key)
+        return dict(message.items())[key]
 
 
 def job_parts(job: Job, metadata: Mapping[str, str] | None = None, *, include_cached: bool = False) -> Parts:
@@ -67,7 +84,7 @@ def job_parts(job: Job, metadata: Mapping[str, str] | None = None, *, include_ca
 def read_job(
     message: Message,
     metadata: Mapping[str, str],
-    payloads: PayloadStore,
+    payloads: PayloadFolder,
     accept: Callable[[RequestHeader, int], None] | None = None,
 ) -> Job:
     """Decode an untrusted job that `job_parts` encoded, with missing payloads from `payloads`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_
 from distillkit.privacy import Ledger
 from distillkit.serialization import ConfigError, SerializationError, from_config, referenced_objects, to_config
 from distillkit.sets import LabeledImages, StoredImages
-from fl._components import options_by_name, stable_repr
+from fl._components import options_by_name, stable_repr, without_addresses
 from fl.engine._clients import ClientRegistry
 from fl.engine._config import RunConfig
 from fl.engine.store import CheckpointError, OtherSettings
@@ -123,13 +122,9 @@ def _rebuildable_config(value: Any, name: str, store: Path) -> tuple[Any, str | 
             again = from_config(json.loads(json.dumps(config)), store=store, names=referenced_objects(value))
     except (SerializationError, ConfigError) as error:
         return None, str(error)
-    if _without_address(again) != _without_address(value):
+    if without_addresses(again) != without_addresses(value):
         return None, f"the config of the {name} builds another one, {stable_repr(again)}"
     return config, None
-
-
-def _without_address(value: Any) -> str:
-    return re.sub(" at 0x[0-9a-f]+", "", stable_repr(value))
 
 
 def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: Mapping[str, str]) -> None:

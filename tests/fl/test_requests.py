@@ -14,8 +14,7 @@ import torch
 
 from fl import Classification, Client, Entry, EntrySpec, FedAvg, Message, Schema, Server
 from fl._codec import from_parts
-from fl.deploy._wire import Job, PayloadMissing, job_parts, read_job, read_result, result_parts
-from fl.deploy.flower._node_folder import PayloadFolder
+from fl.deploy._wire import Job, PayloadFolder, PayloadMissing, job_parts, read_job, read_result, result_parts
 from fl.engine._clients import ClientRegistry
 from fl.engine._exchange import Exchanger
 from fl.engine._round_stats import RoundStats

@@ -8,13 +8,12 @@ server could test guesses about the data.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from distillkit.sets import LabeledImages
 from fl._codec import Parts, from_parts, to_parts
-from fl._components import stable_repr
+from fl._components import without_addresses
 from fl.deploy._fields import MAX_CLIENTS, read_fields
 from fl.message import Entry, Message
 from fl.method import Method
@@ -35,8 +34,7 @@ def identity_of(value: Method | LabelTask | None) -> str:
     Equal objects have equal descriptions in every process. Equal descriptions do not imply equal code: node owners must
     verify the code that their nodes run.
     """
-    text = "" if value is None else stable_repr(value) if isinstance(value, Method) else repr(value)
-    return re.sub(" at 0x[0-9a-f]+", "", text)
+    return "" if value is None else without_addresses(value)
 
 
 def read_partition(config: Mapping[str, object]) -> tuple[int, int]:

@@ -33,11 +33,11 @@ from distillkit.privacy import BudgetExhausted, PrivacyError
 from distillkit.privacy._journal import LedgerWriteError
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._fields import read_fields
-from fl.deploy._wire import Job, PayloadMissing, read_job
+from fl.deploy._wire import Job, PayloadFolder, PayloadMissing, read_job
 from fl.deploy.flower._client_loading import to_client_data
 from fl.deploy.flower._handshake import NodeInfo, identity_of, read_partition
 from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, from_records
-from fl.deploy.flower._node_folder import PayloadFolder, node_key, remove_dead_runs
+from fl.deploy.flower._node_folder import node_key, remove_dead_runs
 from fl.deploy.flower._node_ledger import NodeLedger
 from fl.deploy.flower._policy import ANY, Policy, PolicyRefusal, app_hash, read_policy
 from fl.deploy.flower._replies import WITHHELD, refusal_parts, reply_parts

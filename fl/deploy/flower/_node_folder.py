@@ -1,22 +1,13 @@
-"""Files in a node's folder: the node's secret key, and the values of message entries that the server sends only once.
-
-The module also removes the folders of runs that were abandoned before they completed a round.
-"""
+"""A node's folder: the node's secret key, and the folders of runs that were abandoned before they completed a round."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 import shutil
 import time
 from pathlib import Path
-
-from fl._codec import encode
-from fl.deploy._wire import PayloadMissing
-from fl.engine.store import CheckpointError, read_message, write_atomically
-from fl.message import Message, Value
 
 _MAX_AGE = 30 * 24 * 3600.0
 """Time in seconds after which the folder of a run without a completed round is removed, if it gets no request."""
@@ -37,30 +28,6 @@ def node_key(folder: Path) -> bytes:
             os.link(mine, path)
         mine.unlink()
     return path.read_bytes()
-
-
-class PayloadFolder:
-    """Store of payloads in a folder, with one file per entry; see `PayloadStore`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def _file(self, key: str) -> Path:
-        return self._folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
-
-    def keep(self, key: str, digest: str, value: Value) -> None:
-        """Save a payload."""
-        write_atomically(self._file(key), encode(Message.unchecked({key: value}), {"digest": digest}))
-
-    def load(self, key: str, digest: str) -> Value:
-        """Return a saved payload."""
-        try:
-            message, metadata = read_message(self._file(key))
-        except CheckpointError as error:  # the server sends the payload again
-            raise PayloadMissing(key) from error
-        if metadata.get("digest") != digest:
-            raise PayloadMissing(key)
-        return dict(message.items())[key]
 
 
 def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:

@@ -24,10 +24,9 @@ from distillkit.privacy._journal import LedgerWriteError
 from fl import FedAvg
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._fields import FIELDS, Field, read_fields
-from fl.deploy._wire import Job, job_parts, read_job, result_parts
+from fl.deploy._wire import Job, PayloadFolder, job_parts, read_job, result_parts
 from fl.deploy.flower._messages import GridConnection, to_records
 from fl.deploy.flower._node import Node, _run_with_timeout
-from fl.deploy.flower._node_folder import PayloadFolder
 from fl.deploy.flower._policy import read_policy
 from fl.deploy.flower._replies import WITHHELD
 from fl.engine._contract import ChangedInput
