@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,40 +13,22 @@ from torch import Tensor, nn
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.generate import Patches
 from distillkit.networks import split
-from distillkit.normalization import Normalization
 from distillkit.select import select
+from distillkit.sets import LabeledImages
+from fl._noise_images import empty_set
 from fl.batches import select_rows
 from fl.participants import Client, Server
 
 
-@dataclass(frozen=True)
-class View:
-    """Image format of one participant (the server or a client), and a function that checks whether the run must stop.
+def _format(user: Server | Client) -> LabeledImages:
+    """Return a set whose images have the shape, normalization and dtype of a participant's images."""
+    return empty_set(user) if isinstance(user, Server) else user.data
 
-    Attributes:
-        shape: (C, H, W) of an image.
-        normalization: normalization of the images.
-        device: device on which the participant computes.
-        dtype: dtype of the images.
-        check_running: function that raises an exception if the run is being stopped.
-    """
 
-    shape: tuple[int, ...]
-    normalization: Normalization
-    device: torch.device
-    dtype: torch.dtype
-    check_running: Callable[[], None]
-
-    def of_pixels(self, pixels: Tensor) -> Tensor:
-        """Convert 8-bit pixels, uint8 [B, C, H, W], to images with this object's normalization, device and dtype."""
-        return self.normalization.encode(pixels.float() / 255).to(self.device, self.dtype)
-
-    @staticmethod
-    def of(side: Server | Client) -> View:
-        """Return the `View` of the server or of a client: its image shape, normalization, device and dtype."""
-        like = side if isinstance(side, Server) else side.data
-        dtype = side.dtype if isinstance(side, Server) else side.data.images.dtype
-        return View(tuple(like.shape), like.normalization, side.device, dtype, side.check_running)
+def _of_pixels(pixels: Tensor, user: Server | Client) -> Tensor:
+    """Convert 8-bit pixels, uint8 [B, C, H, W], to images in the format of a participant's images, on its device."""
+    like = _format(user)
+    return like.normalization.encode(pixels.float() / 255).to(user.device, like.images.dtype)
 
 
 class Source(ABC):
@@ -62,11 +43,11 @@ class Source(ABC):
     count: int
 
     @abstractmethod
-    def images(self, image_data: Tensor, indices: Tensor, view: View) -> Tensor:
+    def images(self, image_data: Tensor, indices: Tensor, user: Server | Client) -> Tensor:
         """Return the normalized images [B, C, H, W] with these indices, in the order of `indices`."""
 
     def outputs(
-        self, network: nn.Module, image_data: Tensor, indices: Tensor, view: View, width: int
+        self, network: nn.Module, image_data: Tensor, indices: Tensor, user: Server | Client, width: int
     ) -> tuple[Tensor, Tensor]:
         """Return a network's embeddings [B, d] and logits [B, width] for the images with these indices.
 
@@ -78,7 +59,7 @@ class Source(ABC):
             embedding = parted.features(images)
             return torch.cat([embedding, parted.classifier(embedding)], dim=1)
 
-        parts = (self.images(image_data, part, view) for part in indices.split(500))
+        parts = (self.images(image_data, part, user) for part in indices.split(500))
         together = torch.cat([out for part in parts for out in forward_chunks(both, part, chunk_size(part))])
         return together[:, :-width], together[:, -width:]
 
@@ -87,7 +68,7 @@ class Source(ABC):
         network: nn.Module,
         image_data: Tensor,
         keep: int,
-        view: View,
+        user: Server | Client,
         width: int,
         generator: torch.Generator,
         options: Mapping[str, Any],
@@ -99,7 +80,7 @@ class Source(ABC):
         everything = torch.arange(self.count)
         if keep == self.count:
             return everything.int()
-        embeddings, logits = self.outputs(network, image_data, everything, view, width)
+        embeddings, logits = self.outputs(network, image_data, everything, user, width)
         return select(embeddings, logits, keep=keep, generator=generator, **options).int()
 
 
@@ -160,23 +141,23 @@ class Crops(Source):
             self._known = torch.zeros(self.count, dtype=torch.bool)
         return patches
 
-    def images(self, image_data: Tensor, indices: Tensor, view: View) -> Tensor:
+    def images(self, image_data: Tensor, indices: Tensor, user: Server | Client) -> Tensor:
         """Return the crops with these indices, as normalized images.
 
         Args:
             image_data: the image from which the crops are taken, uint8 [C, H, W].
             indices: indices of the crops.
-            view: image format of the server or client that uses the crops.
+            user: the server or client that uses the crops.
         """
-        size, where = self.side(image_data, view.shape), indices.long().cpu()
+        size, where = self.side(image_data, _format(user).shape), indices.long().cpu()
         with self._lock:
             patches = self._patches_of(image_data.cpu(), size)
             for part in where[~self._known[where]].unique().split(100):
-                view.check_running()
+                user.check_running()
                 self._pixels[part] = (255 * patches.batch(part, progress=False)).round().to(torch.uint8)
                 self._known[part] = True
             pixels = self._pixels
-        return view.of_pixels(pixels.index_select(0, where))
+        return _of_pixels(pixels.index_select(0, where), user)
 
 
 class Pool(Source):
@@ -188,9 +169,9 @@ class Pool(Source):
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def images(self, image_data: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return the images at `indices`, with the normalization, device and dtype of `view`.
+    def images(self, image_data: Tensor, indices: Tensor, user: Server | Client) -> Tensor:
+        """Return the images at `indices`, with the normalization, device and dtype of `user`.
 
         `image_data` contains all images of the pool, uint8 [count, C, H, W].
         """
-        return view.of_pixels(select_rows(image_data, indices.long()))
+        return _of_pixels(select_rows(image_data, indices.long()), user)

@@ -13,7 +13,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.options import Fraction, LearningRate, NonNegativeInt, Options, Positive, PositiveInt
 from distillkit.select import select
-from fl.addons._crops import Source, View
+from fl.addons._crops import Source
 from fl.addons._distill import distill_models, falling_steps, starts_from_average, validation_accuracy
 from fl.addons.scaffold import SCAFFOLD
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
@@ -109,8 +109,8 @@ class Shared(AddOn):
         In rounds in which clients do not send their weights (see `has_average`), these are removed.
         """
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
-        message, view = local.message, View.of(local.client)
-        reply[self.logits] = self.source.outputs(net, message[self.picture], message[self.index], view, width)[1]
+        picture, index = local.message[self.picture], local.message[self.index]
+        reply[self.logits] = self.source.outputs(net, picture, index, local.client, width)[1]
         for entry in () if self.has_average(local.round) else _WEIGHTS:
             if entry in reply:
                 del reply[entry]
@@ -120,7 +120,7 @@ class Shared(AddOn):
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
         start = server.state[FedAvg.model] if self.has_average(server.round) else old
-        images = self.source.images(self.pixels, server.state[self.index], View.of(server))
+        images = self.source.images(self.pixels, server.state[self.index], server)
         period = round(1 / self.rate) if self.rate else 1
         steps = falling_steps(self.steps, self.least_steps or self.steps, period, server.round)
         server.notes["initialised"] = int(self.has_average(server.round))
@@ -137,4 +137,4 @@ class Shared(AddOn):
         nets = [server.network(name).eval() for name in server.settings.networks.names]
         judge = max(nets, key=partial(validation_accuracy, server)) if "validation" in server.data else nets[0]
         width, generator = server.outputs, server.generator(f"{self.key} selection")
-        return self.source.select(judge, self.pixels, self.keep, View.of(server), width, generator, self.selection)
+        return self.source.select(judge, self.pixels, self.keep, server, width, generator, self.selection)

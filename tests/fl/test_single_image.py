@@ -15,12 +15,13 @@ from distillkit import LabeledImages, Normalization
 from distillkit.generate import Patches
 from distillkit.rng import derive
 from distillkit.select import prune_by_confidence, select
-from fl import FedAvg, NoUsableReply, Run, simulate
+from fl import Classification, FedAvg, NoUsableReply, Run, Server, simulate
 from fl.addons import SCAFFOLD, FedAvgM, FedProx, SharedImage
-from fl.addons._crops import Crops, View
+from fl.addons._crops import Crops
 from fl.addons._distill import distill, falling_steps, starts_from_average
 from fl.averaging.addon import AddOn
 from fl.methods import ClippedCrossEntropy, SingleImage
+from fl.participants import Interrupted
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
 from tests.refused import refused
@@ -146,8 +147,8 @@ def test_best_weights_are_those_after_the_best_scored_step() -> None:
 # Crops: the same bits everywhere.
 
 
-def view(shape: tuple[int, ...] = (1, 4, 4)) -> View:
-    return View(shape, Normalization([0.5], [0.25]), torch.device("cpu"), torch.float32, lambda: None)
+def server() -> Server:
+    return Server(Classification(3), (1, 4, 4), Normalization([0.5], [0.25]), 1, 0)
 
 
 def test_crops_equal_those_of_patches_for_any_first_caller() -> None:
@@ -157,24 +158,23 @@ def test_crops_equal_those_of_patches_for_any_first_caller() -> None:
     orders = [torch.randperm(40, generator=derive(k))[:25] for k in range(4)]
     found: dict[int, torch.Tensor] = {}
     threads = [
-        threading.Thread(target=lambda k=k: found.update({k: crops.images(photo, orders[k], view())})) for k in range(4)
+        threading.Thread(target=lambda k=k: found.update({k: crops.images(photo, orders[k], server())}))
+        for k in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert all(torch.equal(found[k], want[orders[k]]) for k in range(4))
-    other = crops.images(255 - photo, orders[0], view())
+    other = crops.images(255 - photo, orders[0], server())
     assert not torch.equal(other, found[0])
-    assert torch.equal(crops.images(photo.clone(), orders[0], view()), found[0])
+    assert torch.equal(crops.images(photo.clone(), orders[0], server()), found[0])
 
 
 def test_rendering_stops_with_the_run() -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    stopped = View((1, 4, 4), Normalization([0.0], [1.0]), torch.device("cpu"), torch.float32, stop)
-    with pytest.raises(KeyboardInterrupt):
+    stopped = server()
+    stopped.stop.set()
+    with pytest.raises(Interrupted):
         Crops(0, 9, None, {}).images(PHOTO, torch.arange(9), stopped)
 
 
