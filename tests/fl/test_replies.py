@@ -181,18 +181,12 @@ def gone(key: str) -> Callable[[Message], Message]:
     return lambda reply: Message.unchecked({k: v for k, v in reply.items() if k != key})
 
 
-def column(reply: Message) -> Message:
-    pool = reply[FedDM.images]
-    return with_values(FedDM__images=pool.replace(columns={"x": torch.zeros(len(pool))}))(reply)
-
-
 def thrice(reply: Message) -> Message:
     one = reply[FedDM.images]
     return with_values(FedDM__images=one[[0] * 3].replace(info=one.info))(reply)
 
 
 FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
-    ("an extra column", "FedDM", column, r"FedDM\.images must have the columns \[\]"),
     ("info", "FedDM", lambda r: with_values(FedDM__images=r[FedDM.images].replace(info={"a": 1}))(r), "carries info"),
     ("last", "FedAvg FedExP", with_values(FedAvg__last={"a": torch.zeros(7)}), r"FedAvg\.last is not expected"),
     ("weight -1e4", "FedAvg FedExP", with_values(FedAvg__samples=-1e4), r"must lie in \[0, 1e\+06\], got -10000"),
@@ -425,6 +419,9 @@ class Limited:
     group = Entry[dict[str, Tensor]]("sum")
     rows = Entry[Tensor]("union")
     pictures = Entry[LabeledImages]("union")
+    flags = Entry[Tensor]("first")
+    by_row = Entry[Tensor]("mean", by=flags)
+    truths = Entry[Tensor]("first")
 
 
 LIMITED: dict[str, Entry[Any]] = {entry.key: entry for entry in vars(Limited).values() if isinstance(entry, Entry)}
@@ -462,15 +459,20 @@ def number(value: float) -> Tensor:
          [torch.zeros(4, 2)]),
         (Limited.pictures, EntrySpec(of_class(1)[:0], max_per_class=2, max_rows=9), [of_class(1), of_class(2)],
          [of_class(3)]),
-        (Limited.pictures, EntrySpec(of_class(1)[:0], max_per_class=9, max_rows=3), [of_class(2)], [of_class(3)]),
-        (Limited.pictures, EntrySpec(WITH_COLUMN[:0], max_rows=3), [WITH_COLUMN], [of_class(1)]),
+        (Limited.pictures, EntrySpec(of_class(1)[:0], max_rows=3), [of_class(2)], [of_class(3), WITH_COLUMN]),
+        (Limited.pictures, EntrySpec(of_class(1), max_rows=0), [of_class(1)[:0]], [of_class(1)[:1]]),
+        (Limited.pictures, EntrySpec(WITH_COLUMN[:0], max_rows=3), [WITH_COLUMN],
+         [of_class(1), WITH_COLUMN.replace(columns={"x": torch.tensor([0, math.nan])})]),
+        (Limited.truths, EntrySpec(torch.tensor([True]), maximum=0.0), [torch.tensor([True])], [torch.tensor([1])]),
+        (Limited.flags, EntrySpec(torch.tensor([True])), [], [torch.tensor([True])]),
+        (Limited.flags, EntrySpec(torch.tensor([[1.0]])), [], [torch.tensor([[1.0]])]),
     ],
 )  # fmt: skip
 def test_limits_hold_on_both_sides(entry: Entry[Any], spec: EntrySpec, accepted: list[Any], refused: list[Any]) -> None:
-    beside = {Limited.value.key: EntrySpec(number(0))} if entry is Limited.share else {}
+    weighted = {other: number(0) for other in LIMITED.values() if other.by is entry}
     for value in (*accepted, *refused):
-        reply = Message({entry: value, **({Limited.value: number(0)} if beside else {})})
-        schema: Schema = {entry.key: spec, **beside}
+        reply = Message({entry: value, **weighted})
+        schema: Schema = {entry.key: spec, **{other.key: EntrySpec(number(0)) for other in weighted}}
         if any(value is one for one in accepted):
             check_reply(reply, LIMITED, schema)
         else:

@@ -206,6 +206,8 @@ def test_results_equal_plain_sums(name: str, ring: InMemoryKeyring) -> None:
     assert max_difference(plain, secure) < 2e-5
     assert secure.rows[-1]["secure_sum"] == {"clients": 4, "recovered": 0}
     assert secure.rows[-1]["epsilon"] == plain.rows[-1]["epsilon"]
+    kept = [{key for key, _ in run.server.state.items()} for run in (plain, secure)]
+    assert kept[1] == kept[0] | {"SecureSums.layout"}
 
 
 @pytest.mark.parametrize(
@@ -261,6 +263,13 @@ def test_killed_run_resumes_bitwise_equal(ring: InMemoryKeyring, tmp_path: Path)
 # Clients that drop out.
 
 
+def losing(step: str) -> Any:
+    def play(self: Dropping, client: Client, message: Message) -> Message:
+        return self._lose(step, client, getattr(SecureSums, step)(self, client, message))
+
+    return play
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dropping(SecureSums):
     """Some clients fail at the end of a step of round 2, so others depend on them."""
@@ -274,20 +283,10 @@ class Dropping(SecureSums):
             raise ConnectionError("the line went dead")
         return reply
 
-    def announce(self, client: Client, message: Message) -> Message:
-        return self._lose("announce", client, super().announce(client, message))
-
-    def deal(self, client: Client, message: Message) -> Message:
-        return self._lose("deal", client, super().deal(client, message))
-
     def out(self, client: Client, message: Message, reply: Message) -> Message:
         return self._lose("local", client, super().out(client, message, reply))
 
-    def assent(self, client: Client, message: Message) -> Message:
-        return self._lose("assent", client, super().assent(client, message))
-
-    def disclose(self, client: Client, message: Message) -> Message:
-        return self._lose("disclose", client, super().disclose(client, message))
+    announce, deal, assent, disclose = map(losing, ("announce", "deal", "assent", "disclose"))
 
 
 class Absent(FedAvg):
