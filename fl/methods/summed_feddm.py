@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -172,20 +173,28 @@ class SummedFedDM(PrivateFedDM):
             return math.inf
         return sigma * sensitivity / math.sqrt(server.clients) / 16
 
+    def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
+        """Refuse a round that lacks a reply before a secure sum with a part of the noise is opened; see `receive`."""
+        if verb == "local":
+            self._require_shares(server, replies)
+        return {}
+
+    def _require_shares(self, server: Server, replies: AggregatedReplies) -> None:
+        missing = sorted(set(server.drawn) - set(replies.clients))
+        if missing and self.noise == "shares":
+            raise NoUsableReply(
+                f"the noise lacks the shares of clients {missing}, so the sum of this round is not usable"
+            )
+
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Fit one set of images to the noised mean embeddings of all clients' records, and train the server's weights
         on it.
 
         Raises:
             NoUsableReply: with `noise="shares"`, a reply is missing, so that a part of the noise is, too; or there is
-                no
-                image to train on.
+                no image to train on.
         """
-        missing = sorted(set(server.drawn) - set(replies.clients))
-        if missing and self.noise == "shares":
-            raise NoUsableReply(
-                f"the noise lacks the shares of clients {missing}, so the sum of this round is not usable"
-            )
+        self._require_shares(server, replies)
         like = empty_set(server)
         sums = server.state[self.sums] = replies[self.sums]
         counts = replies[self.total] if self.sizes is None else sums.new_tensor(self.sizes, dtype=torch.float64)

@@ -325,6 +325,16 @@ def test_too_many_dropouts_end_the_round_with_the_reason(step: str, ring: InMemo
     assert len((tmp_path / "run" / "history.jsonl").read_text(encoding="utf-8").splitlines()) == 1
 
 
+def test_no_sum_is_opened_without_all_shares_of_the_noise(
+    ring: InMemoryKeyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, assent = [], SecureSums.assent
+    monkeypatch.setattr(SecureSums, "assent", lambda self, c, m: [asked.append(c.round), assent(self, c, m)][1])
+    method = sealed(feddm(), ring, Dropping, bounds=METHODS["SummedFedDM"][1], step="local", lost=(3,))
+    refused(lambda: play(method, evaluate="none"), NoUsableReply, r"round 2: .* lacks the shares of clients \[3\]")
+    assert asked == [1] * 4
+
+
 # What the server sees.
 
 
