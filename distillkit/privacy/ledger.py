@@ -167,6 +167,10 @@ class Ledger(Sealed):
         with self._synced():
             pass
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuse copies, also in another process: each would count only its own releases."""
+        raise TypeError("a Ledger cannot be copied or pickled: pass it on, or open its file again by Ledger(path)")
+
     def __repr__(self) -> str:
         """Describe the ledger as last read, without reading the file again or computing epsilon."""
         where = "in memory" if self.path is None else repr(str(self.path))

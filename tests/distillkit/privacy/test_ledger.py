@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import json
 import math
@@ -103,9 +104,11 @@ def test_missing_or_damaged_head_is_refused(head: bytes | None, lines: int, tmp_
         refused(lambda: Ledger(path), ValueError, "l.head is (missing|damaged).*restore the file")
 
 
-def test_a_forked_process_charges_no_ledger_in_memory(tmp_path: Path) -> None:
-    """The parent's ledger would state too little; one in a file sees the charge."""
+def test_a_copy_or_a_forked_process_charges_no_ledger_in_memory(tmp_path: Path) -> None:
+    """The first ledger would state too little; one in a file sees the charge of a process."""
     for ledger in (Ledger(), Ledger(tmp_path / "l")):
+        for copied in (copy.copy, copy.deepcopy):
+            refused(partial(copied, ledger), TypeError, r"a Ledger cannot be copied or pickled: .* Ledger\(path\)")
         if (child := os.fork()) == 0:
             with contextlib.suppress(LedgerWriteError):
                 ledger.spend(ONE)
