@@ -37,8 +37,8 @@ def distill(
     score: Callable[[nn.Module], float] | None = None,
     every: int = 50,
     patience: int | None = None,
-) -> nn.Module:
-    """Train `student` in place with Adam to match the teacher's logits, and return it in eval mode."""
+) -> int:
+    """Train `student` in place with Adam to match the teacher's logits; return the number of steps taken."""
     seed_dropout(student, generator)
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
     best, found_at, kept = float("-inf"), 0, None
@@ -66,7 +66,8 @@ def distill(
                 break
     if kept is not None:
         student.load_state_dict(kept)
-    return student.eval()
+    student.eval()
+    return step
 
 
 def distill_models(
@@ -95,18 +96,13 @@ def distill_models(
     networks = server.settings.networks
     found: Tensors = {}
     score = partial(validation_accuracy, server) if best else None
-    counts: list[int] = []
-
-    def check_running() -> None:
-        server.check_running()
-        counts[-1] += 1
-
+    options |= {"check_running": server.check_running, "score": score}
+    steps = 0
     for name in networks.names:
-        counts.append(0)
         net, generator = server.network(name, server.weights(name, of=start)), server.generator(f"{owner} {name}")
-        distill(net, images, teacher_logits, generator=generator, check_running=check_running, score=score, **options)
+        steps = max(steps, distill(net, images, teacher_logits, generator=generator, **options))
         found |= networks.prefixed(copied(net), name)
-    server.notes["distillation_steps"] = max(counts)
+    server.notes["distillation_steps"] = steps
     return found
 
 

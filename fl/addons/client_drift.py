@@ -92,9 +92,7 @@ class ClientDrift(AddOn):
         found = {"distance": distance, "relative": distance / math.sqrt(mean_square) if mean_square else 0.0}
         if self.features in replies:
             agreement = (replies.sum(self.features) / count).square().sum(1).mean()
-            found["features"] = float(
-                (1 - agreement) * count / (count - 1)
-            )  # without the pairs of a client with itself
+            found["features"] = float((1 - agreement) * count / (count - 1))  # without pairs of a client with itself
         server.notes["client_drift"] = found
 
 

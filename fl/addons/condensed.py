@@ -100,10 +100,7 @@ class Condensed(AddOn):
         under the received global network.
         """
 
-        def like() -> nn.Module:
-            return local.new_network()
-
-        own = self.first(local.client, like)
+        own = self.first(local.client, local.new_network)
         if local.round in self.selected and local.round > 1 and self.refine_steps:
             own = self._matched(local.client, FixedNetwork(local.at(local.start)), own, self.refine_steps, "refine")
             local.memory[self.own] = own
@@ -135,10 +132,8 @@ class Condensed(AddOn):
         data = client.data.replace(columns={})
         if not len(data):
             return data
-        first = purpose == "condense"
-        return condense_client(
-            self, client, data, networks, generator, purpose, cached=first, steps=steps, init=start
-        )  # fmt: skip
+        options: dict[str, Any] = {"cached": purpose == "condense", "steps": steps, "init": start}
+        return condense_client(self, client, data, networks, generator, purpose, **options)
 
 
 @without_warnings()  # a client may own fewer images of a class than ipc, as in the papers
