@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,8 @@ class RoundStats:
         dominant: clients that make up most of an aggregate, and its share, if the server sees single replies.
         empty: indices of the clients without images.
         replied: indices of the clients that sent a reply in the present exchange, whether it is usable or not.
+        integer_pool: pool of the integers in `by_client`. Equal integers share one object to save memory, because the
+            pairs of all rounds stay in memory.
         seconds: CPU seconds of all clients.
         server_seconds: CPU seconds that the server took to process the replies.
     """
@@ -32,6 +35,7 @@ class RoundStats:
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
     by_client: dict[str, list[int]] = field(default_factory=dict)
+    integer_pool: dict[int, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     failed_after: dict[str, dict[str, str]] = field(default_factory=dict)
     noted: dict[str, float] = field(default_factory=dict)
@@ -46,8 +50,10 @@ class RoundStats:
         for total, part in ((self.up, sent), (self.down, received)):
             for key, size in part.items():
                 total[key] = total.get(key, 0) + size
-        up, down = self.by_client.get(str(client), (0, 0))
-        self.by_client[str(client)] = [up + sum(sent.values()), down + sum(received.values())]
+        name = sys.intern(str(client))
+        up, down = self.by_client.get(name, (0, 0))
+        up, down = up + sum(sent.values()), down + sum(received.values())
+        self.by_client[name] = [self.integer_pool.setdefault(up, up), self.integer_pool.setdefault(down, down)]
 
     def fail(self, verb: str, client: int, reason: str, *, after_local: bool) -> None:
         """Record that a client failed. Such a client is left out of the rest of the round."""
