@@ -5,7 +5,7 @@ A client's memory holds the values that a method keeps on this client between ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -46,12 +46,6 @@ class MemoryStore:
         if self._folder is None:
             return list(self._ram.get(client, {}))
         return [p.stem for p in (self._folder / str(client)).glob("[0-9]*.safetensors")]
-
-    def _clients(self) -> Iterator[int]:
-        if self._folder is None:
-            yield from list(self._ram)
-        elif self._folder.exists():
-            yield from (int(p.name) for p in self._folder.iterdir() if p.name.isdecimal())
 
     def _delete(self, client: int, version: str) -> None:
         if self._folder is None:
@@ -137,7 +131,8 @@ class MemoryStore:
             versions: name of the version of each client's memory after the last completed round, by client index. If a
                 client is not in the mapping, all versions of its memory are deleted.
         """
-        for client in self._clients():
+        folders = self._folder.iterdir() if self._folder is not None and self._folder.exists() else ()
+        for client in [int(path.name) for path in folders if path.name.isdecimal()]:
             self._keep(client, versions.get(client, ""))
 
 
