@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -74,16 +74,15 @@ def check_network(
     """
     check.default_device()
     shape = tuple(images.shape[1:])
-    require_same_device(cast(Network, network), images, name)
+    parts = cast(Network, network)
+    require_same_device(parts, images, name)
     noise = torch.randn(2, *shape, generator=derive(0, "a network's trial")).to(images)
     before = noise.clone()
     with contextlib.nullcontext() if not isinstance(network, nn.Module) else eval_mode(network):
         try:
-            embedding = cast(Network, network).features(noise) if features else None
-            logits = network(noise) if classes is not None else None
-            again = None
-            if embedding is not None and logits is not None:
-                again = cast(Network, network).classifier(embedding)
+            embedding: Any = parts.features(noise) if features else None
+            logits: Any = network(noise) if classes is not None else None
+            again: Any = parts.classifier(embedding) if features and classes is not None else None
         except Exception as error:
             raise ValueError(
                 f"{name} ({_kind(network)}) does not accept images of the data's shape {shape}: "
@@ -94,21 +93,19 @@ def check_network(
             f"{name} ({_kind(network)}) must not change its images in place; use operations without a trailing "
             "underscore, and no inplace=True before the first layer that computes new values"
         )
-    used = [("embeddings [N, d]", embedding)] if features else []
-    for what, value in used + ([("logits [N, K]", logits)] if classes is not None else []):
-        _check_rows(value, what, name, shape)
-    if (
-        logits is not None
-        and classes is not None
-        and not (logits.shape[1] == classes or (more and logits.shape[1] > classes))
-    ):
+    if features:
+        _check_rows(embedding, "embeddings [N, d]", name, shape)
+    if classes is None:
+        return
+    _check_rows(logits, "logits [N, K]", name, shape)
+    if not (logits.shape[1] == classes or (more and logits.shape[1] > classes)):
         raise ValueError(
             f"{name} must return {classes} logits, one per class of the data, but {_kind(network)} returns "
             f"{logits.shape[1]}; build it for {classes} classes, or pass num_classes={logits.shape[1]} for the data"
         )
-    if logits is not None and probabilities != "accept":
+    if probabilities != "accept":
         check_logits(logits, f"{name} ({_kind(network)})", refuse=probabilities == "refuse")
-    if again is not None and logits is not None and not _alike(again, logits):
+    if again is not None and not _alike(again, logits):
         raise ValueError(
             f"{name}'s logits must be the output of its classifier, but those of {_kind(network)} are not; name the "
             "module that computes them: split(network, classifier='...')"
