@@ -6,7 +6,6 @@ The module also computes the largest bound that a given number of runs can show.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -68,15 +67,11 @@ def _largest(chosen: SplitRuns, delta: float, confidence: float) -> Event:
     """Return the event (a score on one side of a threshold) that gives the largest lower bound on epsilon."""
     most, best, error = -math.inf, next(candidate_events(chosen))[0][0], (1 - confidence) / 2
     for found, hits, n, others, m in candidate_events(chosen):
-        epsilons = _epsilon(lower(hits.numpy(), n, error), upper(others.numpy(), m, error), delta)
+        likely, unlikely = lower(hits.numpy(), n, error), upper(others.numpy(), m, error)
+        epsilons = np.log(np.maximum((likely - delta) / unlikely, 1.0))
         if epsilons.max() > most:
             most, best = float(epsilons.max()), found[int(epsilons.argmax())]
     return best
-
-
-def _epsilon(likely: Any, unlikely: Any, delta: float) -> Any:
-    """Return the smallest epsilon >= 0 with likely <= e^epsilon * unlikely + delta, for numbers or arrays."""
-    return np.log(np.maximum((np.asarray(likely) - delta) / unlikely, 1.0))
 
 
 def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:

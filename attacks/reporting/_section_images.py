@@ -128,16 +128,6 @@ def membership_section(found: Evidence, members: Records, others: Records, start
     return section
 
 
-def check_started(started_from: Tensor, members: Records) -> None:
-    """Check that `started_from` holds indices of members, int [S]."""
-    if not isinstance(started_from, Tensor) or started_from.is_floating_point() or started_from.dtype == torch.bool:
-        got = getattr(started_from, "dtype", started_from)
-        raise TypeError(f"started_from must be an int tensor [S] of indices of members, got {got}")
-    valid = (started_from >= 0) & (started_from < len(members.pixels))
-    if started_from.ndim != 1 or not len(started_from) or not bool(valid.all()):
-        raise ValueError(f"started_from must hold at least one index of a member, 0 to {len(members.pixels) - 1}, [S]")
-
-
 def _add_groups(
     section: Section, members: Records, scores: dict[str, Tensor], points: dict[str, OperatingPoint],
     started_from: Tensor | None,

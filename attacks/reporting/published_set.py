@@ -149,7 +149,9 @@ def leaks(
     images = small.to(small.images.device if device is None else check.device(device)).pixels().float()
     if len(images.flatten(1).unique(dim=0)) < 2:
         raise ValueError(f"small must hold at least 2 different images to compare, but its {len(small)} are all equal")
-    members = torch.arange(len(real)) if used is None else _used(used, len(real))
+    members = torch.arange(len(real))
+    if used is not None:
+        members = checked_indices(used, "used", len(real), "a record of train").unique()
     kept = _distinct(images, real, others)
     known, chance = _compared(images, real, torch.arange(len(real))), _compared(images, others, kept)
     area, point = evaluate_scores(known.scores[members], chance.scores, 2)
@@ -229,9 +231,11 @@ def _opened(data: Images | StoredImages, name: str, least: int) -> LabeledImages
     return found
 
 
-def _used(used: Tensor, count: int) -> Tensor:
-    if not isinstance(used, Tensor) or used.is_floating_point() or used.dtype == torch.bool:
-        raise TypeError(f"used must be an int tensor [k] of indices, got {getattr(used, 'dtype', type(used).__name__)}")
-    if used.ndim != 1 or not len(used) or int(used.min()) < 0 or int(used.max()) >= count:
-        raise ValueError(f"used must hold at least one index of a record of train, 0 to {count - 1}; got {used}")
-    return used.cpu().long().unique()
+def checked_indices(given: object, name: str, count: int, of: str) -> Tensor:
+    """Check that the argument `name` holds at least one index of `count` records, and return it as int64 [k]."""
+    if not isinstance(given, Tensor) or given.is_floating_point() or given.dtype == torch.bool:
+        got = getattr(given, "dtype", type(given).__name__)
+        raise TypeError(f"{name} must be an int tensor [k] of indices, got {got}")
+    if given.ndim != 1 or not len(given) or int(given.min()) < 0 or int(given.max()) >= count:
+        raise ValueError(f"{name} must hold at least one index of {of}, 0 to {count - 1}; got {given}")
+    return given.cpu().long()

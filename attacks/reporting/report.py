@@ -14,11 +14,12 @@ from attacks.membership import Pipeline
 from attacks.reporting._evidence import Evidence
 from attacks.reporting._page import Findings, Section
 from attacks.reporting._recorded_run import open_run
-from attacks.reporting._section_images import check_started, membership_section, nearest_section, recovery_section
+from attacks.reporting._section_images import membership_section, nearest_section, recovery_section
 from attacks.reporting._section_messages import adversary_section, class_section
 from attacks.reporting._section_models import add_shadows, last_model_section
 from attacks.reporting.inversion import Inversion, inversion_section
 from attacks.reporting.privacy_claim import Audit, claim_section
+from attacks.reporting.published_set import checked_indices
 from distillkit._utils import check
 from distillkit._utils.files import write_atomically
 from distillkit._utils.pages import render_html, render_markdown
@@ -176,7 +177,7 @@ def _image_sections(found: Evidence, started_from: Tensor | None) -> list[Sectio
     if not found.observed.rounds:
         return []
     if started_from is not None and found.members is not None:
-        check_started(started_from, found.members)  # before long computations
+        checked_indices(started_from, "started_from", len(found.members.pixels), "a member")  # before long computations
     sections = [nearest_section(found)]
     if found.members is not None:
         sections.append(recovery_section(found, found.members))
