@@ -134,24 +134,25 @@ def _gathered(
     name: str, compute: Callable[[], Content], group: dist.ProcessGroup | None, timeout: float
 ) -> list[Content]:
     """Return what `compute` returns in each process of the group, or raise an error in all of them."""
+    from safetensors.torch import load, save
+
     timeout = check.real_number(timeout, "timeout", above=0.0)
-    _, size = _place(group)
+    rank, size = _place(group)
     gloo: Any = None
     failure: Exception | None = None
     try:
         if size > 1:  # of its own backend and time limit, and connected before the work
             members = dist.get_process_group_ranks(group or dist.group.WORLD)
             gloo = dist.new_group(members, timedelta(seconds=timeout), "gloo", use_local_synchronization=True)
-        content: Any = None
         try:
             with share_of(name):
                 tensors, facts = compute()
-            content = contiguous_cpu(tensors), json.loads(json.dumps(facts))
         except Exception as error:
-            failure = error
-        messages = [(failure and f"{type(failure).__name__}: {failure}", content)] * size
-        if gloo is not None:
-            dist.all_gather_object(messages, messages[0], group=gloo)
+            failure, tensors, facts = error, {}, None
+        content = {"failure": failure and f"{type(failure).__name__}: {failure}", "facts": facts}
+        words = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
+        own = save({**contiguous_cpu(tensors), "": words})
+        messages = [own] if gloo is None else _exchanged(own, rank, size, gloo)
     except RuntimeError as error:
         raise RuntimeError(
             f"{name} lost a process, which was killed or did not answer for {timeout:g} s; run it again ({error})"
@@ -161,7 +162,22 @@ def _gathered(
             dist.destroy_process_group(gloo)
     if failure is not None:
         raise failure
-    for other, (failed, _) in enumerate(messages):
-        if failed is not None:
-            raise RuntimeError(f"{name} failed in process {other} of the group: {failed}")
-    return [content for _, content in messages]
+    found = list[Content]()
+    for other, message in enumerate(messages):
+        tensors = load(message)
+        content = json.loads(bytes(tensors.pop("").tolist()))
+        if content["failure"] is not None:
+            raise RuntimeError(f"{name} failed in process {other} of the group: {content['failure']}")
+        found.append((tensors, content["facts"]))
+    return found
+
+
+def _exchanged(own: bytes, rank: int, size: int, group: dist.ProcessGroup) -> list[bytes]:
+    """Return the message of each process of the group."""
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(own)]), group=group)
+    messages = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
+    messages[rank] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    for source, message in enumerate(messages):
+        dist.broadcast(message, group=group, group_src=source)
+    return [message.numpy().tobytes() for message in messages]
