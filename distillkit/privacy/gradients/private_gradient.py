@@ -167,6 +167,6 @@ def _in_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     The blocks are small enough to fit in the processor's cache.
     """
     width = max(1, (_BLOCK_CPU if rows.device.type == "cpu" else _BLOCK_ACCELERATOR) // max(1, len(rows)))
-    for start in range(0, rows.shape[1], width):
+    for start in range(0, max(1, rows.shape[1]), width):  # a parameter may be empty
         place = slice(start, start + width)
         yield place, rows[:, place].double()

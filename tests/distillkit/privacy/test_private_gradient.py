@@ -109,6 +109,10 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
         taken = gradient.take()
         assert [(part.shape, part.dtype) for part in taken] == [(p.shape, p.dtype) for p in parameters]
         torch.testing.assert_close(torch.cat([part.double().flatten() for part in taken]), wanted / 2.5)
+    more = PrivateGradient([*parameters, torch.zeros(0, 2)], sigma=0.0, clip=0.8, denominator=2.5, secret=secret)
+    more.add([first, second, torch.zeros(5, 0, 2)])
+    gradient.add([first, second])
+    assert torch.equal(more.take()[0], gradient.take()[0])
     noised = PrivateGradient(parameters, sigma=2.0, clip=1.5, denominator=4.0, secret=Secret(7)).take()
     drawn = Secret(7).add_noise(torch.zeros(10, dtype=torch.float64), 3.0) / 4
     torch.testing.assert_close(torch.cat([part.double().flatten() for part in noised]), drawn)
