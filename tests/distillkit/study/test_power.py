@@ -74,9 +74,8 @@ def test_upper_limit_holds_the_true_deviation_in_eight_of_ten_pilots() -> None:
             PowerAnalysis(dict(enumerate(row)), 1.0, column="loss")
             for row in rng.normal(0.3, 2.0, (1000, pairs)).tolist()
         ]
-        assert np.mean([pilot.std_upper > 2.0 for pilot in pilots]) == pytest.approx(
-            0.8, abs=0.04
-        )  # three standard deviations
+        share = np.mean([pilot.std_upper > 2.0 for pilot in pilots])
+        assert share == pytest.approx(0.8, abs=0.04)  # three standard deviations
 
 
 def test_pilot_runs_give_the_number_of_seeds() -> None:
@@ -84,6 +83,8 @@ def test_pilot_runs_give_the_number_of_seeds() -> None:
     spread = np.std([*PILOT.values()], ddof=1)
     assert (analysis.std, analysis.std_upper) == pytest.approx((spread, spread * math.sqrt(4 / 1.6487766180659715)))
     assert analysis.seeds == seeds_needed(0.05, analysis.std_upper) == 7
+    most = PowerAnalysis(PILOT, 0.05, power=0.9, level=0.01)
+    assert most.seeds == seeds_needed(0.05, most.std_upper, power=0.9, level=0.01)
     assert power_of(7, 0.05, analysis.std_upper) > 0.8 > power_of(6, 0.05, analysis.std_upper)
     assert str(analysis).startswith("7 seeds give a power of 8")
     assert "for a difference of 5.0 points in accuracy last, in a two-sided paired t-test at 5 %." in str(analysis)

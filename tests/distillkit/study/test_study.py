@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,6 +85,7 @@ class Known(Candidate):
         if made.value < 0:
             raise FloatingPointError("it diverged")
         assert job.notes["validation"] == job.validation
+        assert made.value == job.settings.get("value", 1.0)
         return {
             "accuracy_last": made.value / 100 + job.seed / 1e4,
             "accuracy_own": 1 - made.value / 100,
@@ -91,7 +93,7 @@ class Known(Candidate):
         }
 
     def trial(self, made: Number, job: Job) -> Cost:
-        return Cost(made.value)
+        return Cost(made.value, 0, 2_500_000)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Owned(Known):
 
 
 def known(**options: Any) -> Known:
-    return Known(lambda factory, value=1.0: Number(value), **options)
+    return Known(lambda factory, value=1.0, classes=2: Number(value, classes), **options)
 
 
 @pytest.fixture(autouse=True)
@@ -130,17 +132,14 @@ def test_all_candidates_compare_equally_many_configurations(tmp_path: Path) -> N
     said = json.loads((tmp_path / "choice.json").read_text(encoding="utf-8"))
     assert (said["rule"], said["seeds"]) == ("last", [100, 101])
     ways_said = said["tasks"]["made"]
-    assert {name: candidate["chosen"] for name, candidate in ways_said.items()} == {
-        "Low": 1,
-        "High": 0,
-    }  # of equals the first
+    assert {name: one["chosen"] for name, one in ways_said.items()} == {"Low": 1, "High": 0}  # of equals the first
     assert {len(candidate["search"]) for candidate in ways_said.values()} == {3}
     assert ways_said["Low"]["search"][1]["score"] == pytest.approx(0.3 + 100.5 / 1e4)
 
 
 def test_study_resumes_after_an_interruption(tmp_path: Path) -> None:
     def study(folder: str) -> Study:
-        candidates = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
+        candidates = {"A 0.5": known(search=grid(value=[1, 2])), "A 0-5": known(search=grid(value=[3, 4]))}
         return Study(tmp_path / folder, task(), candidates, seeds=(0, 1))
 
     whole = executed(study("whole"))
@@ -152,9 +151,7 @@ def test_study_resumes_after_an_interruption(tmp_path: Path) -> None:
         Known.stop_at = ""
         assert executed(study(place)) == whole
         for file in ("choice.json", "summary.json"):
-            assert (tmp_path / place / file).read_text(encoding="utf-8") == (tmp_path / "whole" / file).read_text(
-                encoding="utf-8"
-            )
+            assert (tmp_path / place / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
     assert executed(study("whole")) == whole  # nothing is done twice
 
 
@@ -208,14 +205,12 @@ def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path)
         "made-b-0-100", "made-b-1-100", "other-a-0-100", "other-a-1-100", "other-b-0-100", "other-b-1-100",
         "made-b-0", "made-a-1", "made-b-1", "other-a-0", "other-b-0", "other-a-1", "other-b-1",
     }  # fmt: skip
-    said = (tmp_path / "choice.json").read_text(encoding="utf-8")
+    said = (tmp_path / "choice.json").read_bytes()
     executed(Study(tmp_path, task(), candidates, seeds=(0,)))
-    assert (tmp_path / "choice.json").read_text(
-        encoding="utf-8"
-    ) == said  # candidates that are not requested again stay
+    assert (tmp_path / "choice.json").read_bytes() == said  # candidates that are not requested again stay
     with pytest.raises(ValueError, match="different candidates with the names A"):
         executed(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
-    with pytest.raises(ValueError, match="different tasks with the names made"):
+    with pytest.raises(ValueError, match=r"different tasks with the names made \(rounds: was 10, now 3\)"):
         executed(Study(tmp_path, task(rounds=3), candidates))
     with pytest.raises(ValueError, match="study.json has rule=last, got own"):
         executed(Study(tmp_path, task(), candidates, rule="own"))
@@ -235,9 +230,7 @@ def test_failing_configuration_is_never_chosen_and_has_a_reason(tmp_path: Path) 
     executed(Study(tmp_path / "a", task(), {"A": known(search=grid(value=[-1, 0]))}, seeds=(0,)))
     tries = json.loads((tmp_path / "a" / "choice.json").read_text(encoding="utf-8"))["tasks"]["made"]["A"]["search"]
     assert (tries[0]["score"], tries[0]["errors"]) == (None, ["FloatingPointError: it diverged"])
-    with pytest.raises(
-        ValueError, match="candidates\\['A'\\] on made has no configuration with a score: FloatingPointError"
-    ):
+    with pytest.raises(ValueError, match=r"\['A'\] on made has no configuration with a score: FloatingPointError"):
         executed(Study(tmp_path / "b", task(), {"A": known(search=grid(value=[-1, -2]))}, seeds=(0,)))
     with pytest.raises(FloatingPointError):
         executed(Study(tmp_path / "c", task(), {"A": known(settings={"value": -1})}, seeds=(0,)))
@@ -245,11 +238,8 @@ def test_failing_configuration_is_never_chosen_and_has_a_reason(tmp_path: Path) 
 
 def test_candidate_may_have_its_own_rule_named_in_the_choice(tmp_path: Path) -> None:
     tries = grid(value=[10, 30])
-    candidates = {
-        "Global": known(search=tries),
-        "Personal": known(search=tries, rule="own"),
-        "Control": known(like="Personal"),
-    }
+    personal = known(search=tries, rule="own")
+    candidates = {"Global": known(search=tries), "Personal": personal, "Control": known(like="Personal")}
     study = Study(tmp_path, task(), candidates, seeds=(0,))
     executed(study)
     assert [r.line["settings"] for r in study.records()] == [{"value": value} for value in (30, 10, 10)]
@@ -305,10 +295,8 @@ def test_late_rule_averages_the_late_rounds_of_each_tuning_seed(
 
 def test_search_may_be_continued_and_replaces_runs_of_a_former_choice(tmp_path: Path) -> None:
     def study(*values: float) -> Study:
-        candidates = {
-            "A": known(search=grid(value=values)),
-            "B": known(search=grid(value=(50, 1, 2, 3)[: len(values)])),
-        }
+        other = known(search=grid(value=(50, 1, 2, 3)[: len(values)]))
+        candidates = {"A": known(search=grid(value=values)), "B": other}
         return Study(tmp_path, task(), candidates, seeds=(0,))
 
     assert executed(study(10, 30))[-2:] == ["made-a-0", "made-b-0"]
@@ -335,13 +323,15 @@ def test_configurations_may_be_compared_on_another_task(tmp_path: Path) -> None:
 
 def test_control_uses_anothers_settings_and_its_own(tmp_path: Path) -> None:
     candidates = {
-        "A": known(search=grid(value=[10, 30])),
-        "Like A": Known(lambda factory, value, classes: Number(value, classes), settings={"classes": 3}, like="A"),
+        "A": known(search=grid(value=[10, 30]), settings={"value": 20, "classes": 2}),
+        "Like A": known(settings={"classes": 3}, like="A"),
     }
     study = Study(tmp_path, task(), candidates, seeds=(0,))
     assert executed(study) == ["made-a-0-100", "made-a-1-100", "made-a-0", "made-like-a-0"]
     assert study.records()[1].line["settings"] == {"value": 30, "classes": 3}
-    assert json.loads((tmp_path / "choice.json").read_text(encoding="utf-8"))["tasks"]["made"]["Like A"]["like"] == "A"
+    tuned, control = read_choice(tmp_path)[0]
+    assert [one["settings"] for one in tuned.configurations] == grid(value=[10, 30], classes=[2])
+    assert control.like == "A"
 
 
 def test_ablation_runs_only_on_its_tasks_and_seeds(tmp_path: Path) -> None:
@@ -381,7 +371,9 @@ def test_ablation_runs_only_on_its_tasks_and_seeds(tmp_path: Path) -> None:
         ({"candidates": {"A": 3}}, TypeError, "candidates\\['A'\\] must be a Candidate"),
         ({"candidates": {}}, ValueError, "candidates must hold at least one"),
         ({"candidates": {"A b": known(), "a-b": known()}}, ValueError, "differ in their letters"),
+        ({"candidates": {"=": known()}}, ValueError, "differ in their letters"),
         ({"candidates": {"A": known(like="B")}}, ValueError, "like must name a candidate"),
+        ({"candidates": {"A": known(), "B": replace(known(like="A"), make=None)}}, ValueError, "B.* has no make"),
         (
             {"candidates": {"A": known(tasks=["two"])}},
             ValueError,
@@ -424,12 +416,8 @@ def test_a_rule_without_a_column_in_the_summaries_is_refused_at_once(tmp_path: P
     made = Condense(few(1), search=grid(lr=[0.1, 1.0]))
     words = rf"rule='{rule}' cannot choose for candidates\['A'\], because a Condense has no accuracy_{rule}"
     refused(lambda: Study(tmp_path, task(own_tests=0.2), {"A": made}, rule=rule), ValueError, words)
-    Study(
-        tmp_path,
-        task(own_tests=0.2),
-        {"A": replace(made, rule="last"), "B": replace(made, search=[{}], like="A")},
-        rule=rule,
-    )
+    candidates = {"A": replace(made, rule="last"), "B": replace(made, search=[{}], like="A")}
+    Study(tmp_path, task(own_tests=0.2), candidates, rule=rule)
 
 
 def test_own_rule_needs_own_tests_where_it_chooses(tmp_path: Path) -> None:
@@ -442,6 +430,7 @@ def test_own_rule_needs_own_tests_where_it_chooses(tmp_path: Path) -> None:
 
 
 def test_invalid_candidate_is_refused_with_the_reason() -> None:
+    assert known(settings={"value": 3}, search=grid(value=[1]), seeds=[1]).for_record() == Known(None)
     refused(lambda: known(tasks=[]), ValueError, "tasks must hold at least one")
     refused(lambda: known(tasks="digits"), TypeError, "tasks")
     refused(lambda: Known(3), TypeError, "make must be a function .*, got int$")
@@ -489,6 +478,7 @@ def test_measure_adds_columns_to_final_runs_and_to_their_configs(tmp_path: Path)
     assert not any("own" in line for line in tried)
     notes = json.loads((records[0].folder / "config.json").read_text(encoding="utf-8"))["notes"]
     assert "brightness" in json.dumps(notes["candidate"])
+    assert notes["commit"] == records[0].line["commit"]
     configs = [json.loads((r.folder / "config.json").read_text(encoding="utf-8")) for r in records if r.folder]
     assert [config["seed"] for config in configs] == [0, 1]
     with pytest.raises(TypeError, match=r"measure is called as measure\(small, job\)"):
@@ -505,10 +495,10 @@ def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypa
         takes(2.0 * (protocol.epochs + 1))()  # so many `train` does, as the papers' code
 
     def made(real: LabeledImages, *, generator: Any) -> LabeledImages:
-        takes(7.0)()
+        takes(torch.get_num_threads() + 4.0)()
         return random_subset(real, ipc=1, generator=generator)
 
-    candidate = Condense(lambda factory: made, num_networks=3, protocol=Protocol(epochs=50))
+    candidate = Condense(lambda factory: made, num_networks=3, protocol=Protocol(epochs=50), threads=3)
     monkeypatch.setattr("distillkit.study.condense_candidate.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr("distillkit.study.condense_candidate.train", trained)
     monkeypatch.setattr("distillkit.study.condense_candidate.accuracy", takes(11.0))
@@ -624,7 +614,7 @@ def test_condenser_may_request_the_task(tmp_path: Path) -> None:
 
     def make(factory: Any, task: Task) -> Number:
         asked.append(task.name)
-        return Number(0.5)
+        return Number(1.0)
 
     Study(tmp_path, [task("one"), task("two")], {"A": Known(make)}, seeds=(0,)).run(trial=False, progress=False)
     assert asked == ["one", "two"]
@@ -639,10 +629,11 @@ def test_errors_name_a_wrong_setting_and_a_script_without_main(tmp_path: Path, m
 
 def test_estimated_time_counts_the_remaining_runs(tmp_path: Path) -> None:
     candidates = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
-    study = Study(tmp_path, task(), candidates, seeds=(0, 1))
-    assert {(row.method, row.runs) for row in study.estimate().rows} == {("A", 4), ("B", 4)}
-    assert study.estimate().seconds == 4 * 1 + 4 * 3  # of each candidate's first configuration
-    assert "8 runs, about 16 seconds" in str(study.estimate())
+    study = Study(tmp_path, task(), candidates, seeds=(0, 1), tune_seeds=(100, 101, 102))
+    assert repr(study) == f"Study('{tmp_path}', 1 tasks x 2 candidates x 2 seeds, 2 configurations each)"
+    assert {(row.method, row.runs) for row in study.estimate().rows} == {("A", 8), ("B", 8)}
+    assert study.estimate().seconds == 8 * 1 + 8 * 3  # of each candidate's first configuration
+    assert re.search(r"\| +0.00 +\| +2.50 +\|(?s:.*)16 runs, about 32 seconds", str(study.estimate()))
     apart = Study(tmp_path / "apart", task(), candidates, seeds=(0,), tune_on=task("public"))
     assert [row.cost.seconds for row in apart.estimate().rows] == [1, 3, 1, 3]
     memory = study.estimate().rows[0].memory

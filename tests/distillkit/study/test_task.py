@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,10 +120,10 @@ def test_grouped_images_are_on_one_side_of_every_split(seed: int, own: float, sh
 
 
 @settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 99), tried=st.integers(100, 199), share=st.sampled_from([0.0, 0.2]))
-def test_no_configuration_uses_a_clients_test_image(seed: int, tried: int, share: float) -> None:
-    one = task(own_tests=0.3, server_share=share)
-    split = one.load()
+@given(st.integers(0, 99), st.integers(100, 199), st.sampled_from([0.0, 0.2]), st.sampled_from([None, images(70)[60:]]))
+def test_no_configuration_uses_a_clients_test_image(seed: int, tried: int, share: float, apart: Any) -> None:
+    split = replace(task().load(), validation=apart)
+    one = task(data=split, own_tests=0.3, server_share=share)
     tries, dealt = one.assign(split, tried, validation=True), one.assign(split, seed)
     seen = [*tries.clients, *tries.own_tests, tries.test, tries.server.get("proxy")]
     tested = set().union(*(numbers(t) for t in dealt.own_tests))

@@ -63,7 +63,8 @@ def test_table_shows_the_choice_and_the_grids_edges(tmp_path: Path) -> None:
 def test_two_values_are_not_marked_as_edges(tmp_path: Path) -> None:
     assert tuning_table(write(tmp_path, {"A": tried(0.1, 0.2, lr=[0.1, 0.3])})).rows[0]["edge"] is None
     assert tuning_table(write(tmp_path, {"A": tried(0.3, 0.2, 0.1, lr=[0.1, 0.3, 0.2])})).rows[0]["edge"] == "lr"
-    assert tuning_table(write(tmp_path, {"A": tried(0.3, 0.2, 0.1, norm=["a", "b", "c"])})).rows[0]["edge"] is None
+    named = tuning_table(write(tmp_path, {"A": tried(0.3, 0.2, 0.1, norm=["a", "b", "c"])})).rows[0]
+    assert (named["settings"], named["edge"]) == ("norm=a", None)
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
