@@ -20,7 +20,7 @@ from distillkit.privacy.condensation.histogram import private_histogram
 from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.condensation.trained_networks import TrainedNetworks
 from distillkit.privacy.ledger import Account, Ledger
-from distillkit.privacy.validation._arguments import initial_images, open_account, open_private_set
+from distillkit.privacy.validation._arguments import initial_images, open_account, open_private_set, remark_start
 from distillkit.privacy.validation._private_records import apart_from_records
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles
@@ -170,6 +170,7 @@ def condense_private(
     events = [account.event("histogram", sigma_sizes)] if histogram_share else []
     events += [account.event("class_means", sigma_first, count=passes.first_num_networks)] if first_share else []
     account.ledger.assume("condense_private")
+    remark_start(account.ledger, init)
     account.ledger.check(*events, account.event("class_means", sigma, count=later))
 
     if sizes is None:

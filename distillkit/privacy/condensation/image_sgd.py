@@ -25,7 +25,7 @@ from distillkit.privacy.condensation.separable import SeparableLoss, require_sep
 from distillkit.privacy.errors import NotCapturable
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Account, Ledger
-from distillkit.privacy.validation._arguments import initial_images, open_account, open_private_set
+from distillkit.privacy.validation._arguments import initial_images, open_account, open_private_set, remark_start
 from distillkit.privacy.validation._private_records import Untouched, active_records, apart_from_records
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
@@ -224,6 +224,7 @@ def image_sgd(
         [synthetic], sigma=sigma, clip=clip, denominator=rate * size / real.num_classes, secret=secret
     )
     account.ledger.assume("image_sgd")
+    remark_start(account.ledger, init)
     account.spend("image_sgd", sigma, rate=rate, count=steps)
     velocity, records = torch.zeros_like(synthetic), active_records()
     with bar(steps, "private image steps", progress=progress) as shown:

@@ -208,6 +208,15 @@ def open_account(ledger: Ledger | Account | None, delta: float) -> Account:
     return account
 
 
+def remark_start(ledger: Ledger, init: str | LabeledImages) -> None:
+    """State in a ledger that a call starts from a set with a guarantee, for which another ledger may have paid."""
+    if isinstance(init, LabeledImages) and (epsilon := init.info.get("epsilon")) is not None:
+        ledger.add_remark(
+            f"a call started from a set of epsilon {epsilon:g}, which counts in addition unless this ledger was "
+            "charged for it"
+        )
+
+
 def initial_images(
     init: str | LabeledImages,
     real: RealImages,

@@ -171,7 +171,10 @@ def test_sets_that_lost_their_guarantee_are_no_public_inputs(
     refused(lambda: condense(released), PrivacyError, r"were made from other records \((class_means|image_sgd)\)")
     refused(lambda: TrainedNetworks(toy_network, lost, Protocol(epochs=1)), PrivacyError, "data must be public")
     TrainedNetworks(toy_network, released, Protocol(epochs=1))
-    assert condense(toy_set, init=released).info["epsilon"] is not None
+    again = condense(toy_set, init=released).info
+    assert again["epsilon"] is not None
+    remark = f"started from a set of epsilon {released.info['epsilon']:g}, which counts in addition"
+    assert any(remark in one for one in again["remarks"])
     assert condense(toy_set, init=released.to(dtype=torch.float32)).images.dtype == torch.float64
 
 
