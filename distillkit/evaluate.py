@@ -63,7 +63,7 @@ class Row:
     @property
     def std(self) -> float | None:
         """Sample standard deviation of the accuracies (n - 1); None for a single network."""
-        return _std(self.accuracies)
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     @property
     def against_mean(self) -> dict[str, float]:
@@ -71,13 +71,10 @@ class Row:
         return {name: statistics.fmean(found) for name, found in self.against.items()}
 
 
-def _std(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
-
-
-def _per_cent(values: Sequence[float]) -> str:
-    spread = _std(values)
-    return f"{100 * statistics.fmean(values):.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
+def per_cent(values: Sequence[float]) -> str:
+    """Return mean and sample standard deviation of `values`, accuracies in [0, 1], as text in per cent."""
+    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.1f}{spread}"
 
 
 @dataclass(frozen=True)
@@ -129,8 +126,8 @@ class Evaluation:
         lines = [f"{'data':<12} {'architecture':<16} {'labels':<8} {'accuracy %':>12}{columns}  draws  seconds"]
         for row in self.rows:
             names = f"{row.data:<12} {row.architecture:<16} {row.labels:<8}"
-            columns = "".join(f"  {_per_cent(row.against[name]):>{max(12, len(name))}}" for name in self.against)
-            shown = f"{_per_cent(row.accuracies):>12}{columns}"
+            columns = "".join(f"  {per_cent(row.against[name]):>{max(12, len(name))}}" for name in self.against)
+            shown = f"{per_cent(row.accuracies):>12}{columns}"
             lines.append(f"{names} {shown}  {len(row.accuracies):5}  {row.seconds:7.1f}")
         return "\n".join([*lines, f"protocol: {describe_protocol(self.protocol)}"])
 

@@ -16,7 +16,7 @@ import torch
 from distillkit._evaluation_checks import check_baseline, check_factor, check_test_images
 from distillkit._utils import check
 from distillkit._utils.user_warnings import each_warning_once
-from distillkit.evaluate import Row, evaluate
+from distillkit.evaluate import Row, evaluate, per_cent
 from distillkit.networks._factory import NetworkFactory
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, StoredImages
@@ -170,7 +170,7 @@ class Scores:
     def __str__(self) -> str:
         lines = [f"{'training':<24} {'labels':<8} {'accuracy %':>12}  networks  settings"]
         for name, row in self.rows.items():
-            shown = f"{100 * row.mean:.1f}" + ("" if row.std is None else f" ± {100 * row.std:.1f}")
+            shown = per_cent(row.accuracies)
             settings = ", ".join(f"{key}={value}" for key, value in self.settings[name].items()) or "–"
             lines.append(f"{name:<24} {row.labels:<8} {shown:>12}  {len(row.accuracies):8}  {settings}")
         lines.append(f"HLR {100 * self.hlr:.1f} points, IOR {100 * self.ior:+.1f} points, LRS {self.lrs:.3f}")
@@ -251,8 +251,11 @@ def scores(
     tried = [dict(check.mapping(one, f"search[{i}]")) for i, one in enumerate(listed)]
     if not tried:
         raise ValueError("search must hold at least one mapping, got none; [{}] tries the protocol as it is")
+    known = [f.name for f in fields(Protocol) if f.name not in ("augment", "relabel")]
     for one in tried:
-        _checked_settings(protocol, one)
+        for name in one:
+            check.one_of(name, "search", known)
+        replace(protocol, **one)
     weight, augmented_weight = _fraction(weight, "weight"), _fraction(augmented_weight, "augmented_weight")
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
     validation = check.real_number(validation, "validation", above=0.0, below=1.0)
@@ -300,13 +303,6 @@ def scores(
     names = ("real, hard", "set, hard", "set", "random", "set, no augmentation", "random, no augmentation")
     settings = {name: settings[name] for name in names}
     return Scores({name: rows[name] for name in names}, settings, weight, augmented_weight)
-
-
-def _checked_settings(protocol: Protocol, settings: Mapping[str, Any]) -> None:
-    known = [f.name for f in fields(Protocol) if f.name not in ("augment", "relabel")]
-    for name in settings:
-        check.one_of(name, "search", known)
-    replace(protocol, **settings)
 
 
 def _split(real: RealImages, share: float, seed: int) -> tuple[RealImages, RealImages]:

@@ -232,7 +232,7 @@ def _opened(data: Images | StoredImages, name: str, least: int) -> LabeledImages
 
 
 def checked_indices(given: object, name: str, count: int, of: str) -> Tensor:
-    """Check that the argument `name` holds at least one index of `count` records, and return it as int64 [k]."""
+    """Check that `given`, the argument `name`, holds indices of `count` records (each is `of`); return int64 [k]."""
     if not isinstance(given, Tensor) or given.is_floating_point() or given.dtype == torch.bool:
         got = getattr(given, "dtype", type(given).__name__)
         raise TypeError(f"{name} must be an int tensor [k] of indices, got {got}")
