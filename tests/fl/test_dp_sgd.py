@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -279,6 +278,7 @@ def test_augmentation_and_dropout_use_the_secret_generator(options: dict[str, An
     assert not torch.equal(one, moved())
 
 
+@pytest.mark.filterwarnings("error")
 def test_training_leaves_no_hooks_and_warns_of_nothing() -> None:
     class Looks(AddOn):
         data_access = "none"
@@ -288,11 +288,9 @@ def test_training_leaves_no_hooks_and_warns_of_nothing() -> None:
             assert not any(hasattr(m, "activations") for m in local.net.modules())
             assert not any(hasattr(p, "grad_sample") or hasattr(p, "summed_grad") for p in local.net.parameters())
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run = play(
-            noisy(), Looks(), MOON(), rounds=2, clients=CLIENTS[:1], phases=[Phase(1, train="classifier.*"), Phase(1)]
-        )
+    run = play(
+        noisy(), Looks(), MOON(), rounds=2, clients=CLIENTS[:1], phases=[Phase(1, train="classifier.*"), Phase(1)]
+    )
     assert not any(row["failed"] for row in run.rows)
 
 

@@ -6,9 +6,9 @@ import inspect
 import itertools
 import json
 import re
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -244,6 +244,7 @@ def test_equal_reasons_of_failed_clients_are_counted() -> None:
         assert stats.reasons() == five + more
 
 
+@pytest.mark.filterwarnings("error")
 def test_constant_damping_of_an_option_is_warned_of() -> None:
     @dataclass(frozen=True)
     class Constant(AddOn):
@@ -262,9 +263,7 @@ def test_constant_damping_of_an_option_is_warned_of() -> None:
         UserWarning, match=r"Constant.damping is the default of alpha.*def damping\(self\): return self.alpha"
     ):
         FedAvg(Constant(0.5), factory=Tiny)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        FedAvg(Follows(0.5), factory=Tiny)
+    FedAvg(Follows(0.5), factory=Tiny)
 
 
 # What a method's functions may not change, and must return.
@@ -369,13 +368,13 @@ def test_rejections_must_name_clients_of_the_round(rejected: Any, shown: str) ->
 
 
 def test_factory_must_always_make_the_same_shapes_and_no_lazy_ones() -> None:
-    widths = itertools.count(4)
+    def changing(hidden: Iterator[list[int]], outputs: int) -> torch.nn.Module:
+        widths = itertools.pairwise([16, *next(hidden), outputs])
+        return torch.nn.Sequential(torch.nn.Flatten(), *(torch.nn.Linear(*pair) for pair in widths))
 
-    def growing(outputs: int) -> torch.nn.Module:
-        width = next(widths)
-        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, width), torch.nn.Linear(width, outputs))
-
-    refused(lambda: play(FedAvg(factory=growing)), ValueError, "same architecture in every call; 1.weight differs")
+    for hidden in ([[4], [5]], [[3], []], [[], [3]]):
+        method = FedAvg(factory=partial(changing, itertools.cycle(hidden)))
+        refused(partial(play, method), ValueError, r"same architecture in every call; [12]\.weight differs")
     lazy = lambda k: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(k))  # noqa: E731
     refused(lambda: play(FedAvg(factory=lazy)), ValueError, "1.weight is lazy: give the layer its input size")
 

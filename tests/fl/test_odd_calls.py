@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -400,7 +399,8 @@ def run_with_test_row(row: int, others: int = 2) -> Any:
     """Test on new images and then an image of the second client, in another normalization."""
     first, second, new = images(12, seed=0), images(12, seed=1), images(others, seed=2)
     test = LabeledImages.concatenate([new, second[[row]]]).renormalize(Normalization((0.5,), (0.5,)))
-    parts = [data.renormalize(Normalization((0.5,), (0.5,))) for data in (first, second)]
+    twice = LabeledImages.concatenate([second, second])
+    parts = [data.renormalize(Normalization((0.5,), (0.5,))) for data in (first, twice)]
     return simulate(plain(), parts, rounds=1, test=test, progress=False)
 
 
@@ -449,11 +449,10 @@ MISTAKES: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize(("call", "words"), MISTAKES)
 def test_mistakes_are_named(call: Any, words: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        refused(call, (TypeError, ValueError, OSError, UserWarning, fl.NoUsableReply), words)
+    refused(call, (TypeError, ValueError, OSError, UserWarning, fl.NoUsableReply), words)
 
 
 def test_rows_are_safe_from_functions_of_the_user() -> None:

@@ -7,7 +7,6 @@ import logging
 import signal
 import subprocess
 import sys
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -510,15 +509,14 @@ def test_measured_statistics_are_refused_before_round_1(method: Method) -> None:
             assert ledger.events == ()
 
 
+@pytest.mark.filterwarnings("error")
 def test_shared_images_of_two_clients_are_warned_of() -> None:
     told = client_data()
     twice = [*told, told[1].replace(images=told[1].images.clone())]
     with pytest.warns(UserWarning, match="clients 1 and 3 have the same images.*disjoint=False"):
         simulate(NoisySum(), twice, rounds=1, progress=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        overlapping = simulate(NoisySum(), twice, rounds=1, progress=False, ledger=Ledger(disjoint=False))
-        simulate(NoisySum(), [*told, empty_client()], rounds=1, progress=False)
+    overlapping = simulate(NoisySum(), twice, rounds=1, progress=False, ledger=Ledger(disjoint=False))
+    simulate(NoisySum(), [*told, empty_client()], rounds=1, progress=False)
     assert overlapping.rows[0]["epsilon"] == pytest.approx(compose([(SIGMA, 1.0, 4)], DELTA).epsilon)
 
 

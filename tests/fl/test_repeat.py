@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,11 @@ from distillkit.data import Split, load_npz, partition
 from distillkit.privacy import Ledger, compose
 from distillkit.serialization import to_config
 from distillkit.study import Condense, Study, Task
+from distillkit.study._execution import PreparedRun, RunSpec
 from distillkit.training import Protocol
 from fl import CheckpointError, ClientDP, FedAvg, Filtered, simulate
 from fl.addons import SCAFFOLD, Ditto, FedProx
+from fl.message import Message
 from fl.study import Federated, NotRepeatable, load, outcome_hash, repeat
 from tests.fl.every_method import METHODS, play
 from tests.fl.federations import Tiny, federation, images, sum_history_again
@@ -57,7 +58,8 @@ def scaffold(factory: Any, lr: float = 0.1) -> FedAvg:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a finished run of a study."""
     out = tmp_path_factory.mktemp("study")
-    study = Study(out, task(participation=3), {"SCAFFOLD": Federated(scaffold, settings={"lr": 0.05})}, seeds=[3])
+    candidates = {"SCAFFOLD": Federated(scaffold, settings={"lr": 0.05})}
+    study = Study(out, task(participation=3, evaluate="all"), candidates, seeds=[3])
     study.run(progress=False, trial=False)
     return out / "made-scaffold-3"
 
@@ -69,15 +71,14 @@ def again(folder: Path, **how: Any) -> Any:
 def test_run_is_loaded(run: Path) -> None:
     found = load(run, trust=HERE)
     assert found.line["hash"] == found.hash
-    assert len(found.rows) == 2
+    assert [row["accuracy_clients"]["clients"] for row in found.rows] == [4, 4]
     assert found.seed == 3
     assert found.method.settings.lr == 0.05
-    assert to_config(found.task) == to_config(task(participation=3))
+    assert to_config(found.task) == to_config(task(participation=3, evaluate="all"))
     assert found.settings == {"lr": 0.05}
     [(name, network)] = found.models.items()
     saved = load_file(run / "checkpoint" / "model.safetensors")
-    assert name == ""
-    assert not network.training
+    assert (name, network.training) == ("", False)
     assert all(torch.equal(value, saved[key]) for key, value in network.state_dict().items())
     assert sum(len(part) for part in found.assign().owners) == COUNT - sum(
         len(t or ()) for t in found.assign().own_tests
@@ -113,6 +114,13 @@ def test_keeping_all_records_is_the_run_and_half_keeps_the_owners(run: Path, tmp
     assert again(tmp_path / "half", keep=range(COUNT)).hash == known.hash
 
 
+def test_run_on_validation_data_is_repeated_on_it(run: Path, tmp_path: Path) -> None:
+    known, whole = load(run, trust=HERE), task(own_tests=0.0)
+    spec = RunSpec("tuned", "", "made", "SCAFFOLD", 3, {"lr": 0.05}, validation=True)
+    tuned = PreparedRun(spec, whole, load_data(), known.candidate, known.method)
+    assert tuned.execute(tmp_path, device="cpu", progress=False)["hash"] == again(tmp_path).hash
+
+
 def personal(factory: Any) -> FedAvg:
     return FedAvg(Ditto(0.01, epochs=3), factory=factory, lr=0.3, batch=4)
 
@@ -146,20 +154,20 @@ def test_moved_images_are_given_and_must_be_the_same(run: Path, tmp_path: Path) 
     assert again(run, data=partial(load_data, 0)).hash == known.hash
     assert again(run, data=load_data()).hash == known.hash
     for keep in (None, [1, 2, 3]):
-        with pytest.raises(NotRepeatable, match=r"data: was|data was .* pass data="):
-            again(run, data=partial(load_data, 5), keep=keep)
+        other = partial(again, run, data=partial(load_data, 5), keep=keep)
+        refused(other, NotRepeatable, r"data: was|data was .* pass data=")
     with pytest.raises(NotRepeatable, match=r"cannot be read: .*nowhere.* pass data="):
         again(run, data=partial(load_npz, tmp_path / "nowhere.npz"))
 
 
 def test_interrupted_repetition_continues(run: Path, tmp_path: Path) -> None:
     found = again(run, out=tmp_path)
-    for name in ("summary.json",):
-        (tmp_path / name).unlink()
+    (tmp_path / "summary.json").unlink()
     assert again(run, out=tmp_path).hash == found.hash
     refused(lambda: again(run, out=run), ValueError, "another folder than the run's")
 
 
+@pytest.mark.filterwarnings("error")
 def test_other_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     rows = [json.loads(line) for line in (run / "history.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -168,9 +176,7 @@ def test_other_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -
     sum_history_again(tmp_path / "run")
     with pytest.warns(UserWarning, match=r"has the hash .* torch .* on cpu"):
         again(tmp_path / "run")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again(run)
+    again(run)
 
 
 MODELS = ("FedAvg", "FedRep", "FedLGD", "FedDM", "SummedFedDM", "FedProto of two", "VHL", "SharedPool")
@@ -182,6 +188,7 @@ def test_models_and_sets_of_every_method_are_loaded(name: str, tmp_path: Path) -
     method = METHODS[name]() if name in METHODS else plain(addon(name))
     ran = play(method, rounds=1, out=tmp_path)
     found = load(tmp_path, trust=HERE)
+    ran.server.state = Message.unchecked(dict(reversed([*ran.server.state.items()])))
     assert found.hash == outcome_hash(ran)
     assert found.models.keys() == ran.models.keys()
     for key, network in found.models.items():
@@ -202,13 +209,11 @@ def test_run_of_simulate_is_repeated_on_given_images(tmp_path: Path) -> None:
         again(tmp_path / "run")
     found = again(tmp_path / "run", clients=federation(), test=HOW["test"])
     assert found.hash == outcome_hash(ran)
-    with pytest.raises(NotRepeatable, match=r"data: was .*, now"):
-        again(tmp_path / "run", clients=federation()[::-1], test=HOW["test"])
+    refused(lambda: again(tmp_path / "run", clients=federation()[::-1], test=HOW["test"]), NotRepeatable, "data: was")
     refused(lambda: again(tmp_path / "run", clients=federation()), NotRepeatable, r"test: was \[9, .*, now None")
     refused(lambda: again(tmp_path / "run", test=HOW["test"]), ValueError, "test goes with clients")
     refused(lambda: again(tmp_path / "run", server_data={}), ValueError, "server_data goes with clients")
-    with pytest.raises(ValueError, match="keep and data are for a run of a study"):
-        again(tmp_path / "run", clients=federation(), keep=[1])
+    refused(lambda: again(tmp_path / "run", clients=federation(), keep=[1]), ValueError, "keep and data are for a run")
 
 
 def test_seeded_private_run_repeats_to_the_same_hash(tmp_path: Path) -> None:
@@ -242,8 +247,8 @@ def test_method_that_cannot_be_rebuilt_is_given(tmp_path: Path) -> None:
     assert load(tmp_path / "run", method=method).hash == outcome_hash(ran)
     found = again(tmp_path / "run", method=method, clients=federation(), test=HOW["test"])
     assert found.hash == outcome_hash(ran)
-    with pytest.raises(NotRepeatable, match="method must be that of the run"):
-        load(tmp_path / "run", method=FedAvg(factory=Tiny, steps=2))
+    other = FedAvg(factory=Tiny, steps=2)
+    refused(lambda: load(tmp_path / "run", method=other), NotRepeatable, "method must be that of the run")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ Wrong types and ranges of single arguments are tried in `test_odd_calls.py`.
 from __future__ import annotations
 
 import copy
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +86,13 @@ def test_epochs_and_steps_together_are_refused(make: Any) -> None:
     assert SingleImage(picture, factory=Tiny, shared=small, steps=3).settings.phases == (Phase(steps=3),)
 
 
+@pytest.mark.filterwarnings("error")
 def test_extreme_learning_rate_is_warned_of() -> None:
     for make in (FedAvg, FedProto, lambda factory, lr: FedDM(factory=factory, server_lr=lr)):
         with pytest.warns(UserWarning, match=r"lr=1e\+09"):
             make(factory=Tiny, lr=1e9)
         refused(lambda make=make: make(factory=Tiny, lr=1e38), ValueError, "lr must be at most 1e37")  # type: ignore[misc]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        FedAvg(factory=Tiny, lr=1.0)
+    FedAvg(factory=Tiny, lr=1.0)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +105,12 @@ def test_extreme_learning_rate_is_warned_of() -> None:
         ),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_private_methods_without_noise_warn(make: Any) -> None:
     with pytest.warns(UserWarning, match=r"\(sigma=0\) adds no noise: nothing is guaranteed, .* epsilon is None"):
         method = make(0.0)
     assert play(method).rows[0]["epsilon"] is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        method = make(1.0)
-    assert play(method).rows[0]["epsilon"] > 0
+    assert play(make(1.0)).rows[0]["epsilon"] > 0
 
 
 # What runs, on what.
@@ -195,6 +191,8 @@ def test_lazy_client_is_checked_when_drawn() -> None:
     assert "clients[1] does not fit clients[0]: clients[0] and clients[1] have different" in row["failed"]["1"]
 
 
+TASK = {"num_classes", "single_label", "loss", "sums"}
+ODD_TASKS = [type("Odd", (), dict.fromkeys(TASK - {name}, True))() for name in sorted(TASK)]
 SEQUENCE = "clients must be a sequence of sets, one for each client, got "
 
 
@@ -216,9 +214,10 @@ SEQUENCE = "clients must be a sequence of sets, one for each client, got "
         ({"resume": True}, ValueError, "resume needs a folder: give out"),
         ({"device": "gpu"}, ValueError, "device must be one that this machine has, got 'gpu'"),
         ({"device": "meta"}, ValueError, "device must be one that this machine has, got 'meta'"),
+        *(({"task": odd}, TypeError, "task must be an object.* got Odd") for odd in ODD_TASKS),
         ({"task": Classification(4)}, ValueError, "the task has 4 classes, the clients' sets have 3"),
         ({"task": MultiLabel(3)}, ValueError, r"MultiLabel\(num_classes=3\) needs labels as rows"),
-        ({"min_replies": 6}, ValueError, "min_replies is 6, but only 5 clients take part"),
+        ({"min_replies": 3, "participation": 2}, ValueError, "min_replies is 3, but only 2 clients take part"),
         ({"ledger": Ledger()}, ValueError, "ledger is given, but the method is not private"),
         ({"secret": 3}, ValueError, "secret is given, but the method is not private"),
     ],
@@ -243,14 +242,13 @@ def test_share_of_clients_is_rounded_to_the_nearest_number(share: float, clients
     assert _drawn_count(share, clients, 1, drawn_by_method=False) == drawn
 
 
+@pytest.mark.filterwarnings("error")
 def test_one_client_and_all_clients_are_distinguished() -> None:
     with pytest.warns(UserWarning, match=r"participation=1 draws one of 5 clients .* all clients, pass .*=1\.0"):
         assert len(play(participation=1).rows[0]["drawn"]) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(play(participation=1.0).rows[0]["drawn"]) == 5
-        assert len(play(participation=1 / 5).rows[0]["drawn"]) == 1
-        assert len(play(participation=1, clients=[images(9, 0)]).rows[0]["drawn"]) == 1
+    assert len(play(participation=1.0).rows[0]["drawn"]) == 5
+    assert len(play(participation=1 / 5).rows[0]["drawn"]) == 1
+    assert len(play(participation=1, clients=[images(9, 0)]).rows[0]["drawn"]) == 1
 
 
 # Networks, patterns and functions are tried on noise.
@@ -440,11 +438,10 @@ def test_add_on_that_never_acts_is_warned_of_before_round_1(addon: Any, first: i
     assert addon.first_round == first
 
 
+@pytest.mark.filterwarnings("error")
 def test_add_ons_that_act_from_round_1_do_not_warn() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        play(FedAvg(FedProx(0.1), Condensed(ipc=1, steps=1), factory=Tiny))
-        play(FedAvg(FedCOG(start_round=1, images=2, steps=1), factory=Tiny))
+    play(FedAvg(FedProx(0.1), Condensed(ipc=1, steps=1), factory=Tiny))
+    play(FedAvg(FedCOG(start_round=1, images=2, steps=1), factory=Tiny))
 
 
 # Other holders of images, and NumPy's numbers.
@@ -489,8 +486,8 @@ def test_set_without_num_classes_gets_that_of_the_others() -> None:
     run = play(clients=[few, full, ClientData(few, few)])
     assert run.server.task == Classification(3)
     assert run.rows[0]["failed"] == {}
-    with pytest.raises(ValueError, match=r"clients\[1\] does not fit clients\[0\]: .*class counts: 2 and 3"):
-        play(clients=[few.replace(num_classes=2), full])
+    said = r"clients\[1\] does not fit clients\[0\]: .*class counts: 2 and 3"
+    refused(lambda: play(clients=[few.replace(num_classes=2), full]), ValueError, said)
     assert play(clients=[few], test=few, task=Classification(4)).server.task == Classification(4)
 
 

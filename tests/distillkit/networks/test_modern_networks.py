@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -175,6 +174,7 @@ def sized(classes: int = CLASSES, shape: tuple[int, int, int] = SHAPE) -> nn.Mod
     return build(lambda: ConvNet(shape, classes, width=4, depth=1), 0)
 
 
+@pytest.mark.filterwarnings("error")
 def test_training_a_network_with_global_draws_is_warned_of() -> None:
     from torchvision.ops import StochasticDepth
 
@@ -186,9 +186,7 @@ def test_training_a_network_with_global_draws_is_warned_of() -> None:
 
     with pytest.warns(UserWarning, match="Deep draws from PyTorch's global random state while it is trained"):
         train(build(lambda: make(0.5), 0), data(), Protocol(epochs=1, schedule="constant"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(build(lambda: make(0.0), 0), data(), Protocol(epochs=1))
+    train(build(lambda: make(0.0), 0), data(), Protocol(epochs=1))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -94,10 +93,9 @@ def test_code_that_cannot_be_captured_is_refused_before_the_charge_and_whatever_
     assert not ledger.events
 
 
+@pytest.mark.filterwarnings("error")
 def test_images_changed_far_by_noise_are_valid_input(toy_set: LabeledImages, toy_network: Factory) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = private(toy_set, toy_network, lr=1e6)
+    found = private(toy_set, toy_network, lr=1e6)
     assert float(found.images.abs().max()) > 1e3
     single, networks = toy_set.to(dtype=torch.float32), RandomNetworks(lambda: toy_network().float())
     words = "NaN or Inf in the optimized images: the optimization diverged; lower lr"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -219,6 +218,7 @@ def test_no_refusal_depends_on_the_number_of_records(
         train_private(model, data, size=6, sigma=1.0, steps=1, delta=0.19)
 
 
+@pytest.mark.filterwarnings("error")
 def test_delta_is_compared_with_the_noised_size_after_the_fact(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,13 +228,11 @@ def test_delta_is_compared_with_the_noised_size_after_the_fact(
     options = {"networks": RandomNetworks(toy_network), "num_networks": 1, "steps": 1, "epsilon": 1e6, "passes": passes}
     with pytest.warns(UserWarning, match="not below one over the .noised. number of records"):
         condense_private(toy_set, delta=1 / 8, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        condense_private(toy_set, delta=0.12, **options)
-        condense_private(toy_set, delta=0.2, size=4, **options)
-        bright, linear = toy_set.images * 1000, nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
-        condense_private(bright, toy_set.labels, num_classes=3, **options)  # no word about its pixels
-        train_private(linear, bright, toy_set.labels, size=12, sigma=1.0, steps=1)
+    condense_private(toy_set, delta=0.12, **options)
+    condense_private(toy_set, delta=0.2, size=4, **options)
+    bright, linear = toy_set.images * 1000, nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    condense_private(bright, toy_set.labels, num_classes=3, **options)  # no word about its pixels
+    train_private(linear, bright, toy_set.labels, size=12, sigma=1.0, steps=1)
 
 
 def test_non_separable_losses_are_refused(toy_set: LabeledImages, global_rng_untouched: None) -> None:
