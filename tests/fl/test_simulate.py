@@ -227,6 +227,8 @@ def test_resuming_restores_the_model_of_the_last_completed_round(
             simulate(method, data, rounds=2, resume=True, **options)
     assert model.read_bytes() != first
     assert len(list(tmp_path.glob("checkpoint/clients/*/*"))) > len(memories) > 0
+    monkeypatch.setattr("fl.engine._run_record.versions", dict)  # as after an upgrade
+    options["out"] = RunFolder(tmp_path, transcript=True, notes={"why": "a kill"})
     simulate(method, data, rounds=1, resume=True, **options)
     assert model.read_bytes() == first
     assert sorted(tmp_path.glob("checkpoint/clients/*/*")) == memories
