@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+import os
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -42,10 +44,9 @@ def test_other_shapes_are_refused_with_the_shape(shape: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.complex64])
 def test_integer_images_and_lists_are_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match=r"images must be floating point, got torch\.\w+; uint8 .* / 255"):
-        check.batch_of_images(torch.zeros(1, 1, 2, 2, dtype=dtype))
-    with pytest.raises(TypeError, match=r"images must be a torch\.Tensor \[N, C, H, W\], got list"):
-        check.batch_of_images([[0.0]])  # type: ignore[arg-type]
+    integers, listed = torch.zeros(1, 1, 2, 2, dtype=dtype), [[0.0]]
+    refused(lambda: check.batch_of_images(integers), TypeError, r"floating point, got torch\.\w+; uint8 .* / 255")
+    refused(lambda: check.batch_of_images(listed), TypeError, r"a torch\.Tensor \[N, C, H, W\], got list")  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from([torch.uint8, torch.int32, torch.int64]))
@@ -84,10 +85,11 @@ def test_labels_imply_a_number_of_classes_unless_they_are_ids() -> None:
 @given(st.integers(-3, 9), st.integers(-2, 3), st.one_of(st.none(), st.integers(3, 6)))
 def test_positive_int_accepts_its_interval(value: int, least: int, most: int | None) -> None:
     if value >= least and (most is None or value <= most):
-        assert check.positive_int(value, "count", least, most) == value
+        found = check.positive_int(np.int8(value), "count", least, most)  # type: ignore[arg-type]
+        assert (type(found), found) == (int, value)
     else:
-        with pytest.raises(ValueError, match=f"count must be at (least|most) -?[0-9]+, got {value}"):
-            check.positive_int(value, "count", least, most)
+        words = f"count must be at (least|most) -?[0-9]+, got {value}"
+        refused(lambda: check.positive_int(value, "count", least, most), ValueError, words)
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None])
@@ -143,6 +145,7 @@ def test_types_of_options_have_their_bounds(kind: str, inside: list[Any], outsid
 def test_paths_and_names() -> None:
     for text in ("", "a\0b"):
         refused(partial(check.path, text, "it"), ValueError, "it must be the path of a file or folder")
+    refused(partial(check.path, next(os.scandir(b"/")), "it"), TypeError, "it must be a path, .* got DirEntry")
     with pytest.raises(NotADirectoryError, match="it must be a folder, but .*test_check.py is a file"):
         check.folder(f"{__file__}/a/b", "it")
     with pytest.raises(TypeError, match="it must have strings as names, got 1"):
@@ -178,4 +181,7 @@ def test_one_of_and_instance() -> None:
     assert check.one_of("b", "kind", ("a", "b")) == "b"
     refused(lambda: check.one_of("c", "kind", ("a", "b")), ValueError, "kind must be one of 'a', 'b', got 'c'")
     assert check.instance(3, int, "count", "an integer") == 3
-    refused(lambda: check.instance("3", int, "count", "an integer"), TypeError, "count must be an integer, got str")
+    for value, came in (("3", "str"), (int, "the class int")):
+        refused(
+            partial(check.instance, value, int, "count", "an integer"), TypeError, f"must be an integer, got {came}"
+        )

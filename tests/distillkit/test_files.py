@@ -95,7 +95,7 @@ def test_tensors_are_restored_bitwise(tmp_path_factory: pytest.TempPathFactory, 
 
 
 def test_no_flipped_bit_changes_what_is_read(tmp_path: Path) -> None:
-    tensors = {"a": torch.arange(3.0), "b": torch.tensor([True, False])}
+    tensors = {"a": torch.arange(3.0), "b": torch.tensor([True, False]), "c": torch.tensor(7.0)}
     path = write_tensors(tmp_path / "a.safetensors", tensors, {"format": "one", "fact": "ü"})
     whole, refusals = path.read_bytes(), 0
     for place in range(len(whole)):
@@ -123,8 +123,7 @@ def test_files_have_the_mode_of_the_umask(umask: int, tmp_path: Path) -> None:
 
 def test_another_type_of_file_is_refused_by_name(tmp_path: Path) -> None:
     path = write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(1)}, {"format": "one"})
-    with pytest.raises(ValueError, match=r"a\.safetensors is not a two \(format 'one', want 'two'\)"):
-        read_tensors(path, kind="two", content="a two")
-    with pytest.raises(FileNotFoundError, match=r"b\.safetensors does not exist; it should hold a two"):
-        read_tensors(tmp_path / "b.safetensors", kind="two", content="a two")
-    refused(lambda: read_tensors(tmp_path, kind="two", content="a two"), IsADirectoryError, "is a folder; give the p")
+    two, other = {"kind": "two", "content": "a two"}, tmp_path / "b"
+    refused(lambda: read_tensors(path, **two), ValueError, r"a\.safetensors is not a two \(format 'one', want 'two'\)")
+    refused(lambda: read_tensors(other, **two), FileNotFoundError, "b does not exist; it should hold a two")
+    refused(lambda: read_tensors(tmp_path, **two), IsADirectoryError, "is a folder; give the path of a file")

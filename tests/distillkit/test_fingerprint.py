@@ -69,20 +69,14 @@ def test_keyed_fingerprint_cannot_be_computed_without_the_key() -> None:
 def test_parts_are_delimited() -> None:
     a, b = torch.tensor([1, 2]), torch.tensor([3])
     parts: list[list[Any]] = [[a, b], [torch.tensor([1, 2, 3])], [torch.tensor([1]), torch.tensor([2, 3])], ["ab"]]
-    parts += [
-        ["a", "b"],
-        ["a", "b", ""],
-        [torch.empty(0)],
-        [torch.empty(0, 1)],
-        [torch.empty(0, dtype=torch.int64)],
-        [],
-    ]
+    parts += [["a", "b"], ["a", "b", ""], []]
+    parts += [[torch.empty(0)], [torch.empty(0, 1)], [torch.empty(0, dtype=torch.int64)]]
     assert len({tensor_fingerprint(part) for part in parts}) == len(parts)
 
 
-def net(width: int = 4, activation: Callable[[], nn.Module] = nn.ReLU, outputs: int = 3, seed: int = 0) -> nn.Module:
+def net(width: int = 4, activation: Callable[[], nn.Module] = nn.ReLU, seed: int = 0) -> nn.Module:
     return build(
-        lambda: nn.Sequential(nn.Conv2d(1, width, 3), activation(), nn.Flatten(), nn.Linear(36 * width, outputs)), seed
+        lambda: nn.Sequential(nn.Conv2d(1, width, 3), activation(), nn.Flatten(), nn.Linear(36 * width, 3)), seed
     )
 
 
@@ -95,14 +89,18 @@ class Buffered(nn.ReLU):
 
 
 def test_network_identity_covers_class_shapes_and_function(global_rng_untouched: None) -> None:
-    first = network_fingerprint(net(), IMAGES)
+    first, scaled = network_fingerprint(net(), IMAGES), net()
     assert first == network_fingerprint(net(), IMAGES[:1].double())
+    with torch.no_grad():  # other embeddings, equal outputs
+        for parameter, factor in zip(scaled.parameters(), (2, 2, 0.5, 1), strict=True):
+            parameter *= factor
     assert (first["class"], first["parameters"]) == ("Sequential", 40 + 144 * 3 + 3)
     for other, keys in (
         (net(width=5), {"parameters", "shapes", "outputs"}),
         (net(activation=nn.LeakyReLU), {"outputs"}),
         (net(activation=Buffered), {"shapes"}),
         (net(seed=1), {"outputs"}),
+        (scaled, {"outputs"}),
         (net(activation=lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4))), {"parameters", "shapes", "outputs"}),
     ):
         found = network_fingerprint(other, IMAGES)
@@ -110,6 +108,10 @@ def test_network_identity_covers_class_shapes_and_function(global_rng_untouched:
 
 
 def test_identity_is_independent_of_mode_precision_and_threads() -> None:
+    random = net(activation=lambda: nn.Sequential(nn.FractionalMaxPool2d(2, output_size=4), nn.Upsample(6)))
+    first = network_fingerprint(random, IMAGES)
+    torch.rand(1)  # it draws in eval mode, too
+    assert network_fingerprint(random, IMAGES) == first
     model = build(lambda: ConvNet((1, 8, 8), 3, width=8, depth=1), 0)
     first = network_fingerprint(model, IMAGES)
     before = {n: t.clone() for n, t in model.state_dict().items()}
@@ -126,7 +128,7 @@ def test_identity_is_independent_of_mode_precision_and_threads() -> None:
 
 class Blind(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("never works")
+        raise LookupError("never works")
 
 
 def test_networks_that_cannot_run_are_identified_by_their_state() -> None:

@@ -156,9 +156,10 @@ def test_a_picture_that_cannot_be_respected_is_refused_everywhere(kind: str, tmp
 def test_hidden_16_bit_values_get_the_background(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     saved(Image.fromarray(DEEP), transparency=int(DEEP[1, 1]))(tmp_path / "a" / "0")
-    wanted = torch.tensor(np.where(DEEP[1, 1] == DEEP, 65535, DEEP) / 65535, dtype=torch.float32)
-    found = load_folder(tmp_path, background=1.0, test_fraction=0.0, normalization=IDENTITY).train
-    assert torch.allclose(found.images[0, 0], wanted)
+    for background in (0.0, 0.4, 1.0):
+        wanted = torch.tensor(np.where(DEEP[1, 1] == DEEP, 65535 * background, DEEP) / 65535, dtype=torch.float32)
+        found = load_folder(tmp_path, background=background, test_fraction=0.0, normalization=IDENTITY).train
+        assert torch.allclose(found.images[0, 0], wanted)
 
 
 def test_a_picture_that_is_turned_after_its_pixels_has_another_shape(tmp_path: Path) -> None:

@@ -116,13 +116,14 @@ def test_real_images_are_left_of_synthetic_ones() -> None:
     shown = sheet(figure)
     assert torch.allclose(shown[1:5, 1:5, 0], real.images[0, 0], atol=1e-6)
     assert torch.allclose(shown[1:5, -5:-1, 0], synthetic.images[2, 0], atol=1e-6)
-    ticks = dict(
-        zip(figure.axes[0].get_xticks(), [t.get_text() for t in figure.axes[0].get_xticklabels()], strict=True)
-    )
+    axes = figure.axes[0]
+    ticks = dict(zip(axes.get_xticks(), [t.get_text() for t in axes.get_xticklabels()], strict=True))
     assert ticks == {9: "real", 18 + 4 + 9: "synthetic"}
-    assert figure.axes[0].xaxis.get_ticks_position() == "top"
+    assert axes.xaxis.get_ticks_position() == "top"
     wide = make(1, k=1, size=18)
     assert plot.real_and_synthetic(wide, wide).axes[0].get_xticks().tolist() == [10, 20 + 9 + 10]
+    with pytest.raises(ValueError, match="synthetic and real"):
+        plot.real_and_synthetic(wide, synthetic)
 
 
 def test_selection_shows_each_part_on_its_side() -> None:

@@ -108,9 +108,7 @@ def test_latents_scatter_around_class_means() -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(("size", "channels"), [(8, 3), (14, 1), (13, 5)])
-def test_a_noise_set_is_scaled_and_standardised(
-    name: str, size: int, channels: int, global_rng_untouched: None
-) -> None:
+def test_noise_is_scaled_and_standardised(name: str, size: int, channels: int, global_rng_untouched: None) -> None:
     made = MAKERS[name](3, 4, size, channels)
     pixels = made.normalization.decode(made.images).transpose(0, 1).flatten(1)
     assert made.images.shape == (12, channels, size, size)
@@ -139,6 +137,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_option_has_an_effect_and_is_recorded(name: str) -> None:
     plain = MAKERS[name](2, 3, 8)
+    assert MAKERS[name](2, 3, 8, generator=7).info["generator"] == 7
     for option, value in CHANGES[name].items():
         other = MAKERS[name](2, 3, 8, **{option: value})
         assert not torch.equal(other.images, plain.images), option

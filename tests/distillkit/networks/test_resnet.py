@@ -111,8 +111,9 @@ def test_images_of_any_size_but_not_other_channels_are_accepted(make: type[ResNe
     net = make((3, 32, 32), 2, width=4, norm="group")
     for size in ((28, 28), (33, 17), (5, 5)):
         assert net.features(torch.zeros(2, 3, *size)).shape == (2, net.embedding_dim)
-    with pytest.raises(ValueError, match=r"images must have shape \[N, 3, H, W\] for this network"):
-        net(torch.zeros(2, 1, 32, 32))
+    for shape in ((2, 1, 32, 32), (3, 32, 32), (2, 3, 3, 32, 32)):
+        with pytest.raises(ValueError, match=r"images must have shape \[N, 3, H, W\] for this network"):
+            net(torch.zeros(shape))
 
 
 @pytest.mark.parametrize(
