@@ -159,7 +159,7 @@ def test_options_reach_the_library(photos: Path, small: LabeledImages, monkeypat
         monkeypatch.setattr(condense_command, name, note(name))
     monkeypatch.setattr(_training, "train", note("train"))
     words = ("condense", photos, "--size", 8, "--ipc", 2, "--seed", 3, "--out", "a.safetensors", *SMALL)
-    own = ("--lr", 0.7, "--init", "noise", "--batch-real", 9, "--tiles", 2, "--augment", "dsa", "--steps", 5)
+    own = ("--lr", 0.7, "--init", "noise", "--batch-real", 9, "--tiles", 4, "--augment", "dsa", "--steps", 5)
     wanted = {"lr": 0.7, "init": "noise", "batch_real": 9, "ipc": 2, "generator": 3, "device": "cpu", "augment": DSA()}
     plain = {"lr": None, "init": "real", "batch_real": 64, "ipc": 10, "generator": 0, "device": "auto", "augment": None}
     both = (("dm", "distribution_matching", "steps", 200), ("dc", "gradient_matching", "iterations", 100))
@@ -170,7 +170,7 @@ def test_options_reach_the_library(photos: Path, small: LabeledImages, monkeypat
         assert given["networks"].factory().body[0].weight.shape[0] == 64
         run(*words, *own, "--method", method)
         given = seen[name][1]
-        assert {**wanted, steps: 5, "parametrize": Tiles(2), "progress": False}.items() <= given.items()
+        assert {**wanted, steps: 5, "parametrize": Tiles(4), "progress": False}.items() <= given.items()
         networks = build(given["networks"].factory, 1)
         assert torch.equal(next(networks.parameters()), next(build(NETWORK, 1).parameters()))
     run(*words, "--method", "private", "--epsilon", 5, "--classes", "cat,dog,owl", "--channels", 3)
