@@ -310,7 +310,7 @@ def test_adversaries_are_listed_with_what_the_folder_has() -> None:
     full = folder(models=models, transcript=True, history=[{}], published_set=images(0), config=config)
     both = "model.safetensors, model-a.safetensors"
     assert rows(adversary_section(full)) == [(*first, "the transcript"), sums, (*last, both)]
-    facts = "method: m; task: t; clients: c; rounds: r; seed: s"
+    facts = "method: m; task: t; clients: c; rounds: 1; seed: s"
     assert words(adversary_section(full)) == f'{facts}\nThe transcript holds what the adversary "a" sees: b.'
     private = words(adversary_section(folder(config={"privacy": {}}, transcript=True)))
     assert private.startswith("This is a private run.")
