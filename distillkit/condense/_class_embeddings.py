@@ -28,6 +28,9 @@ __all__ = ["MATCHES", "embed"]
 def embed(network: Network, images: Tensor, match: str) -> Tensor:
     """Return the embeddings [N, d] of images, with the logits appended if `match` is "embedding+logits"."""
     embedding = network.features(images)
+    if not isinstance(embedding, Tensor) or not embedding.is_floating_point():
+        came = embedding.dtype if isinstance(embedding, Tensor) else type(embedding).__name__
+        raise ValueError(f"the network {type(network).__name__} must return floating embeddings [N, d], got {came}")
     return embedding if match == "embedding" else torch.cat([embedding, network.classifier(embedding)], 1)
 
 

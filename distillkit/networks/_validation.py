@@ -118,7 +118,9 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 def _check_rows(value: object, expected: str, name: str, shape: tuple[int, ...]) -> None:
     if not isinstance(value, Tensor) or value.ndim != 2 or len(value) != 2 or not value.is_floating_point():
-        came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        came: object = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            came = f"{value.dtype} {came}"
         raise ValueError(f"{name} must return {expected}, but returns {came} for 2 images of shape {shape}")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"{name} returns NaN or Inf for noise of shape {shape}; check that its weights are finite")

@@ -19,7 +19,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from distillkit._utils.files import write_atomically
 from distillkit.augment import CropFlip
-from distillkit.networks.samplers import RandomNetworks
+from distillkit.condense import distribution_matching
+from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.normalization import ZCA, Normalization
 from distillkit.privacy import (
     Account,
@@ -83,6 +84,22 @@ def test_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_
     held, other = "init must hold 1 images .* class indices", toy_set.renormalize(Normalization((0.1,), (0.3,)))
     for init, words in ((soft[:3], held), (toy_set[[0, 1, 3]], held), (other, "different normalizations")):
         refused(lambda i=init: condense(toy_set, init=i), ValueError, words)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+def test_embeddings_of_another_kind_are_refused_before_the_charge(
+    dtype: torch.dtype, condense: Callable[..., LabeledImages], toy_set: LabeledImages
+) -> None:
+    class Odd(nn.Module):
+        def features(self, images: Tensor) -> Tensor:
+            return images.flatten(1).to(dtype)
+
+        classifier = forward = features
+
+    ledger, odd = Ledger(), FixedNetwork(Odd())
+    refused(lambda: condense(toy_set, networks=odd, ledger=ledger), ValueError, f"floating embeddings .* got {dtype}")
+    refused(lambda: distribution_matching(toy_set, networks=odd), ValueError, f"returns {dtype}")
+    assert ledger.events == ()
 
 
 REPEATED: dict[str, Callable[[LabeledImages], Any]] = {
