@@ -638,15 +638,14 @@ def test_tensors_move_in_containers_and_in_results_but_not_in_options() -> None:
 
     @on_device()
     def call(images: Any, group: Any, pair: Any, options: Any, *, device: Any = None) -> Any:
-        got.extend([group["a"], pair[0], group["message"].update, options.network, options.rows, options.others[0]])
+        rows, message = group.values()  # in their order
+        got.extend([rows, pair[0], message.update, options.network, options.rows, options.others[0]])
         return {"b": [Holding(options.rows.to(DEVICE), Holding(options.rows.to(DEVICE), net()))]}
 
     with second_device():
-        given, message = (
-            Holding(torch.ones(2), net(), [torch.ones(2)]),
-            SimpleNamespace(replay=print, update=torch.ones(2)),
-        )
-        made = call(torch.ones(1), {"a": torch.ones(2), "message": message}, (torch.ones(3), 1), given, device=DEVICE)
+        given = Holding(torch.ones(2), net(), [torch.ones(2)])
+        message = SimpleNamespace(replay=print, update=torch.ones(2))
+        made = call(torch.ones(1), {"b": torch.ones(2), "a": message}, (torch.ones(3), 1), given, device=DEVICE)
         assert [places(one) for one in got] == [{True}] * 4 + [{False}] * 2
         back = (made["b"][0].rows, made["b"][0].network.rows, given.network, message.update)
         assert [places(one) for one in back] == [{False}] * 4

@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "too many outputs": (
         lambda: evaluate(data(), data(), lambda: sized(5), num_networks=1),
         ValueError,
-        "must return 3 logits.*returns 5; build it for 3 classes",
+        "must return 3 logits.*returns 5; build it for 3 classes, or pass num_classes=5 for the data$",
     ),
     "other classes where logits are matched": (
         lambda: distribution_matching(data(), networks=FixedNetwork(sized(5)), ipc=1, match="embedding+logits"),

@@ -120,8 +120,8 @@ class Book:
 
 def draw_event(draw: random.Random) -> Event:
     """Return an event, in most cases one that keeps a guarantee."""
-    sigma, seeded = draw.choices([2.0, 3.0, 9.0, 0.0], [4, 3, 4, 0.5])[0], draw.random() < 0.07
-    rate, client = draw.choice([1.0, 0.5]), draw.choice([*CLIENTS[:3], *CLIENTS])
+    sigma, rate = draw.choices([2.0, 3.0, 9.0, 0.0], [4, 3, 4, 0.5])[0], draw.choice([1.0, 0.5])
+    seeded, client = draw.random() < (0.07 if sigma else 0.5), draw.choice([*CLIENTS[:3], *CLIENTS])
     return Event(
         draw.choice(["sum", "steps"]), sigma, rate, draw.choice([1, 2, 3, 7]), client, draw.randint(0, 2), seeded=seeded
     )

@@ -120,7 +120,7 @@ def test_unknown_part_is_refused() -> None:
 
 def test_set_works_with_a_data_loader() -> None:
     data = make(5)
-    assert next(iter(data)) is data.images
+    assert [*map(id, data)] == [id(data.images), id(data.labels)]
     batches = list(DataLoader(data, batch_size=2, shuffle=False))
     assert torch.equal(torch.cat([x for x, _ in batches]), data.images)
     assert torch.equal(torch.cat([y for _, y in batches]), data.labels)

@@ -234,22 +234,22 @@ def test_invalid_arguments_are_named(options: dict[str, Any], error: type[Except
 
 
 def test_set_without_owners_needs_a_partition() -> None:
-    one = Task("made", data=task().data)
-    refused(lambda: one.assign(one.load(), 0), ValueError, "partition must be given")
+    for names in (["user", "domain"], ["hospital"], []):
+        data = images(60, **{name: torch.arange(60) % 4 for name in names})
+        one = Task("made", data=Split(data, images(10, seed=1), ("a", "b", "c")))
+        words = f"partition must be given for made, .* column domain or user, but {', '.join(names) or 'none'}$"
+        refused(lambda one=one: one.assign(one.load(), 0), ValueError, words)
     for share in (0.5, 0.999):
         few = task(partition=partial(partition.iid, clients=40), server_share=share)
-        refused(
-            lambda few=few: few.assign(few.load(), 0), ValueError, rf"of 60 images: server_share={share}.* hold out"
-        )
+        words = rf"of 60 images: server_share={share}.* hold out"
+        refused(lambda few=few: few.assign(few.load(), 0), ValueError, words)
 
     def by_hospital(hospital: torch.Tensor) -> list[torch.Tensor]:
         return [hospital]
 
-    with pytest.raises(ValueError, match="'hospital'"):
-        Task("made", data=task().data, partition=by_hospital).assign(one.load(), 0)
+    refused(lambda: task(partition=by_hospital).assign(one.load(), 0), ValueError, "'hospital'")
     refused(lambda: task().assign(one.load(), 0, keep=torch.tensor([60])), ValueError, "keep must be numbers")
-    with pytest.raises(TypeError, match="keep must be numbers"):
-        task().assign(one.load(), 0, keep=torch.ones(60, dtype=torch.bool))
+    refused(lambda: task().assign(one.load(), 0, keep=torch.arange(60) > 5), TypeError, "keep must be numbers")
     refused(lambda: task().assign(task().load(), 0, keep="abc"), TypeError, "keep must be a list of numbers")  # type: ignore[arg-type]
     refused(lambda: task().assign(None, 0), TypeError, "split must be a Split, as Task.load returns it, got NoneType")  # type: ignore[arg-type]
 
