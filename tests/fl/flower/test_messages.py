@@ -15,7 +15,7 @@ from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Message
 from fl._codec import from_parts, to_parts
-from fl.deploy.flower._messages import MissingFlower, from_records, loss_reason, to_records
+from fl.deploy.flower._messages import GridConnection, MissingFlower, from_records, loss_reason, to_records
 from fl.message import DTYPES, Tensors
 from tests.fl.flower import fake_flower
 from tests.refused import refused
@@ -93,15 +93,12 @@ def spoiled(change: str) -> Any:
         "no boolean": ("A.b", app.Array("bool", (1,), x.stype, b"\x02")),
     }
     if change in put:
-        name, array = put[change]
-        arrays[name] = array
+        arrays.update([put[change]])
     elif change == "number among strings":
         strings["forms"] = 3
-    elif change == "record missing":
-        return app.RecordDict({"tensors": arrays})
     elif change == "further record":
-        return app.RecordDict({"tensors": arrays, "strings": strings, "more": app.ConfigRecord()})
-    return content
+        content["more"] = app.ConfigRecord()
+    return app.RecordDict({"tensors": arrays}) if change == "record missing" else content
 
 
 @pytest.mark.parametrize(
@@ -132,6 +129,17 @@ def test_lost_reply_is_described_with_or_without_flowers_reason() -> None:
         "lost: Flower says nothing (code 5)",
         "lost: Flower says it is gone (code 7)",
     ]
+
+
+def test_only_recipients_that_were_not_forgotten_run_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 5.0, sleep=lambda seconds: None)
+    monkeypatch.setattr("fl.deploy.flower._messages.time", clock)
+    connection = GridConnection(fake_flower.Grid(None, {}), 0.0)
+    connection.send("query.node", {k: (100 + k, to_parts(Message(), {})) for k in range(3)}, "", 2.0)
+    connection.forget(1)
+    assert [connection.is_waiting_for(k) for k in range(3)] == [True, False, True]
+    for clock.monotonic, late in ((lambda: 7.0, []), (lambda: 7.01, [(0, None), (2, None)])):
+        assert connection.collect() == late
 
 
 def test_error_without_flower_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -47,10 +48,8 @@ METHODS: dict[str, Callable[[], Method]] = {
 @pytest.mark.parametrize("name", ["PrivateFedDM", "DPSGD"])
 def test_privacy_columns_equal_those_of_simulate(name: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"evaluate": None, "rounds": 2}
-    far, here = (
-        run_on_grid(grid(METHODS[name](), tmp_path), METHODS[name](), **how),
-        run_in_threads(METHODS[name](), **how),
-    )
+    far = run_on_grid(grid(METHODS[name](), tmp_path), METHODS[name](), **how)
+    here = run_in_threads(METHODS[name](), **how)
     assert [row["privacy"] for row in far.rows] == [row["privacy"] for row in here.rows]
     assert all(row["epsilon"] > 0 for row in far.rows)
 
@@ -66,16 +65,12 @@ def summed(folder: Path, method: Method | None = None, fault: fake_flower.Fault 
 
 def events_of(folder: Path) -> dict[str, list[Event]]:
     """Return the charges of each node of this folder, by partition."""
-    found: dict[str, list[Event]] = {}
-    for path in sorted(folder.glob("ledgers/*.jsonl")):
-        for event in Ledger(path, disjoint=False).events:
-            found.setdefault(str(event.client), []).append(event)
-    return found
+    return mirrored_in(*(Ledger(path, disjoint=False) for path in sorted(folder.glob("ledgers/*.jsonl"))))
 
 
-def mirrored_in(ledger: Ledger) -> dict[str, list[Event]]:
+def mirrored_in(*ledgers: Ledger) -> dict[str, list[Event]]:
     found: dict[str, list[Event]] = {}
-    for event in ledger.events:
+    for event in itertools.chain.from_iterable(ledger.events for ledger in ledgers):
         found.setdefault(str(event.client), []).append(event)
     return found
 
@@ -275,11 +270,11 @@ def test_a_jobs_lines_are_kept_by_the_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"round": 10**9}, {"round": -1}, {"mechanism": "x" * 1001}], ids=str)
 def test_events_of_a_node_are_in_range(wrong: dict[str, Any]) -> None:
-    near = {"round": 10**9 - 1, "mechanism": "x" * 1000}
-    mirror_lines(Ledger(), "a", 0, [(1, {"event": {**line()["event"], **near}})])
-    refused(
-        lambda: mirror_lines(Ledger(), "a", 0, [(1, {"event": {**line()["event"], **wrong}})]), ValueError, "of range"
-    )
+    def mirror(changes: dict[str, Any]) -> None:
+        mirror_lines(Ledger(), "a", 0, [(1, {"event": {**line()["event"], **changes}})])
+
+    mirror({"round": 10**9 - 1, "mechanism": "x" * 1000})
+    refused(lambda: mirror(wrong), ValueError, "of range")
 
 
 INFO = NodeInfo(3, 5, "m", "", "f", "a", "", "0", 0.0, images(1, seed=0)[:0])
@@ -288,7 +283,7 @@ INFO = NodeInfo(3, 5, "m", "", "f", "a", "", "0", 0.0, images(1, seed=0)[:0])
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("{", "is not JSON"), ({"name": "a", "since": 0}, "must have the fields"),
+        ("{", "is not JSON"), ("[" * 10**5, "is not JSON"), ({"name": "a", "since": 0}, "must have the fields"),
         ({"name": "b", "since": 0, "lines": []}, "names another ledger"),
         ({"name": "a", "since": 1, "lines": []}, "lines are missing in its ledger report"),
         ({"name": "a", "since": 0, "lines": [[2, line()], [1, line()]]}, "are not in order"),
@@ -300,7 +295,7 @@ INFO = NodeInfo(3, 5, "m", "", "f", "a", "", "0", 0.0, images(1, seed=0)[:0])
             r"lines must be a list of a length in \[0, 10\]",
         ),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
 )  # fmt: skip
 def test_malformed_ledger_reports_are_refused(said: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FIELDS["ledger report"], "lines", replace(FIELDS["ledger report"]["lines"], most=10))

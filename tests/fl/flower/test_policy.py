@@ -22,11 +22,12 @@ from fl.deploy.flower._policy import Policy, PolicyRefusal
 from fl.deploy.flower._replies import reply_parts
 from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
+from fl.method import short_name
 from fl.methods import PrivateFedDM
 from tests.fl import every_method
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_node_ledger import METHODS, SUM, events_of
-from tests.fl.flower.test_runs import DM, FAST, client_data, run_on_grid
+from tests.fl.flower.test_runs import DM, FAST, client_data, grid, run_on_grid
 from tests.fl.test_private_runs import SIGMA, NoisySum
 from tests.refused import refused
 
@@ -86,8 +87,7 @@ def test_clip_of_class_means_is_their_norm(tmp_path: Path) -> None:
     policy = read_policy(written(tmp_path / "policy.toml", methods='["PrivateFedDM"]'))
     policy.require_request(METHODS["PrivateFedDM"](), "local", None)
     steps = PrivateFedDM(sigma=2.0, sigma_sizes=2.0, mechanism="image_sgd", public_statistics=True, **DM)
-    with pytest.raises(RuntimeError, match="largest_clip = 1, and PrivateFedDM has None"):
-        policy.require_request(steps, "local", None)
+    refused(lambda: policy.require_request(steps, "local", None), RuntimeError, "largest_clip = 1, and PrivateFedDM")
 
 
 def test_spent_budget_refuses_by_name_and_the_run_continues(tmp_path: Path) -> None:
@@ -112,10 +112,8 @@ def test_policy_may_change_between_rounds(tmp_path: Path) -> None:
 
 def test_refusals_of_all_nodes_end_the_run_with_the_reason(tmp_path: Path) -> None:
     policy = written(tmp_path / "policy.toml", smallest_sigma="9.0")
-    app = client_app(NoisySum(), client_data, folder=tmp_path / "nodes", policy=policy)
-    there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)})
-    with pytest.raises(NoUsableReply, match="5 of 5 clients refused: its policy says smallest_sigma = 9"):
-        run_on_grid(there, NoisySum(), **SUM)
+    there = grid(NoisySum(), tmp_path / "nodes", policy=policy)
+    refused(lambda: run_on_grid(there, NoisySum(), **SUM), NoUsableReply, "5 of 5 clients refused: .*_sigma = 9")
 
 
 def test_changed_app_code_is_refused_by_its_hash(tmp_path: Path) -> None:
@@ -218,8 +216,7 @@ def test_malformed_ledger_position_gets_only_a_refusal(asked: Any, tmp_path: Pat
 
 def test_ledger_position_beyond_the_end_is_an_error(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path, 1, "a", None)
-    with pytest.raises(ValueError, match="its ledger has 0 lines, and had 2: restore the file"):
-        ledger.report({"name": "a", "seen": 2})
+    refused(lambda: ledger.report({"name": "a", "seen": 2}), ValueError, "has 0 lines, and had 2: restore the file")
     assert json.loads(ledger.report({"name": "b", "seen": 2})["ledger"])["since"] == 0
 
 
@@ -235,19 +232,15 @@ def test_report_holds_exactly_the_lines_after_the_position(tmp_path: Path) -> No
 
 def test_node_with_an_unusable_policy_refuses_everything(tmp_path: Path) -> None:
     policy = written(tmp_path / "policy.toml")
-    app = client_app(NoisySum(), client_data, folder=tmp_path / "nodes", policy=policy)
+    there = grid(NoisySum(), tmp_path / "nodes", policy=policy)
     policy.unlink()
-    there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)})
     refused(lambda: run_on_grid(there, NoisySum(), **SUM), NoUsableReply, "did not report earlier charges")
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"smallest_sigma": None, "smalest_sigma": "1.0"},
-            "the unknown key smalest_sigma; did you mean smallest_sigma",
-        ),
+        ({"smallest_sigma": None, "smalest_sigma": "1.0"}, "unknown key smalest_sigma; did you mean smallest_sigma"),
         ({"delta": None, "app": None}, "lacks delta, app: every key is required"),
         ({"epsilon": "0"}, "epsilon must be"),
         ({"epsilon": '"8"'}, "epsilon must be"),
@@ -273,8 +266,6 @@ def test_policy_files_with_bad_keys_or_values_are_refused(
 
 
 def test_policy_name_lists_class_add_ons_and_filters() -> None:
-    from fl.method import short_name
-
     assert [short_name(every_method.METHODS[name]()) for name in ("PrivateFedDM", "DPSGD", "ClientDP")] == [
         "PrivateFedDM", "FedAvg(DPSGD)", "Filtered(FedAvg, ClientDP)",
     ]  # fmt: skip

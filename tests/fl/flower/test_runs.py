@@ -56,9 +56,9 @@ def run_on_grid(there: fake_flower.Grid, method: Method, **options: Any) -> Run:
     return serve(there, method, connection=ConnectionOptions(**limits), **given)
 
 
-def run_in_threads(method: Method, **options: Any) -> Run:
+def run_in_threads(method: Method, load: Callable[[int], Any] = client_data, **options: Any) -> Run:
     return simulate(
-        method, [client_data(k) for k in range(5)], test=images(10, seed=9), progress=False, **{**OPTIONS, **options}
+        method, [load(k) for k in range(5)], test=images(10, seed=9), progress=False, **{**OPTIONS, **options}
     )
 
 
@@ -112,8 +112,13 @@ def test_late_and_repeated_replies_change_nothing(tmp_path: Path) -> None:
     def fault(node: int, kind: str, group: str) -> str | None:
         return {101: "late", 102: "twice"}.get(node) if kind != "query.node" else None
 
-    method = METHODS["SCAFFOLD"]()
-    assert_equal(run_on_grid(grid(method, tmp_path, fault, seed=4), method), run_in_threads(METHODS["SCAFFOLD"]()))
+    def counted(k: int) -> Any:  # a client's classes follow from its labels, and client 1 lacks one
+        return images(12, seed=k).images, images(12, seed=k).labels.clamp(max=2 - (k == 1))
+
+    for name, load in (("SCAFFOLD", client_data), ("FedDM", counted)):
+        far, here = METHODS[name](), METHODS[name]()
+        there = grid(far, tmp_path / name, fault, seed=4, load_client=load)
+        assert_equal(run_on_grid(there, far), run_in_threads(here, load))
 
 
 def faulty(folder: Path, fate: str, at: int, kind: str) -> fake_flower.Grid:
@@ -215,25 +220,16 @@ def test_run_resumes_only_with_its_own_data(tmp_path: Path) -> None:
 
 
 def strange(folder: Path, change: str) -> fake_flower.Grid:
-    method, load = METHODS["FedAvg"](), client_data
+    method = FedAvg(**{**FAST, "lr": 0.1}) if change == "method" else METHODS["FedAvg"]()
     good = client_app(METHODS["FedAvg"](), client_data, folder=folder)
-    place: tuple[int | None, int] = (2, 5)
-    if change == "method":
-        method = FedAvg(**{**FAST, "lr": 0.1})
-    elif change == "shape":
-        load = lambda k: images(9, seed=1).replace(images=images(9, seed=1).images[:, :, :3])  # noqa: E731
-    elif change == "classes":
-        load = lambda k: images(9, seed=1).replace(num_classes=4)  # noqa: E731
-    elif change == "broken":
-        load = lambda k: open("/nowhere", encoding="utf-8")  # type: ignore[assignment, return-value]  # noqa: E731, SIM115
-    elif change == "twice":
-        place = (0, 5)
-    elif change == "nobody":
-        place = (None, 0)
-    elif change == "count":
-        place = (2, 6)
+    load = {
+        "shape": lambda k: images(9, seed=1).replace(images=images(9, seed=1).images[:, :, :3]),
+        "classes": lambda k: images(9, seed=1).replace(num_classes=4),
+        "broken": lambda k: Path("/nowhere").read_bytes(),
+    }.get(change, client_data)  # type: ignore[arg-type]
     bad = client_app(method, load, folder=folder / "other")
     nodes = {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
+    place = {"twice": (0, 5), "nobody": (None, 0), "count": (2, 6)}.get(change, (2, 5))
     nodes[102] = fake_flower.context(102, *place)
     return fake_flower.Grid({node: bad if node == 102 else good for node in nodes}, nodes)
 

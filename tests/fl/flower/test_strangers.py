@@ -18,6 +18,7 @@ from fl.addons import DPSGD, SCAFFOLD
 from fl.deploy.flower import _grid, client_app
 from fl.deploy.flower._handshake import IncompatibleNode, NodeInfo
 from fl.deploy.flower._node import Node
+from fl.deploy.flower._node_registry import NodeRegistry, _warn_of_clock
 from tests.fl.federations import Tiny
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, assert_equal, client_data, grid, run_in_threads, run_on_grid
@@ -72,18 +73,9 @@ def test_messages_of_another_server_app_are_refused_with_a_sentence(kind: str, t
 # Clocks.
 
 
-@pytest.mark.parametrize(
-    ("shift", "said"),
-    [
-        (7200.0, "7[12].. seconds ahead of"),
-        (-7200.0, "7[12].. seconds behind"),
-        (60.0, "5[0-9]|60"),
-        (3.0, None),
-        (-3.0, None),
-    ],
-)
+@pytest.mark.parametrize(("shift", "said"), [(7200.0, "7[12].. seconds ahead of"), (-7200.0, "7[12].. seconds behind")])
 def test_a_clock_that_differs_is_named(
-    shift: float, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shift: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     describe = Node._describe
 
@@ -93,28 +85,46 @@ def test_a_clock_that_differs_is_named(
 
     monkeypatch.setattr(Node, "_describe", shifted)
     method = FedAvg(**FAST)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with pytest.warns(UserWarning, match="clock") as caught:
         run_on_grid(grid(method, tmp_path), method, rounds=1)
-    clocks = [str(w.message) for w in caught if "clock" in str(w.message)]
-    if said is None:
-        assert not clocks
-    else:
-        assert len(clocks) == 5
-        assert all(re.search(said, text) for text in clocks)
-        assert "(partition 0)" in "".join(clocks)
-        assert "set both clocks by NTP" in clocks[0]
+    clocks = "".join(sorted(str(w.message) for w in caught if "clock" in str(w.message)))
+    for k in range(5):
+        assert re.search(rf"\(partition {k}\) is at least {said} .*set both clocks by NTP", clocks)
+
+
+@pytest.mark.parametrize("clock", [994.9, 995.1, 1014.9, 1015.1])
+def test_a_clock_is_compared_with_the_whole_time_of_the_handshake(clock: float) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        _warn_of_clock(replace(INFO, clock=clock), 1000.0, 1010.0)
+    assert len(caught) == (clock in (994.9, 1015.1))
+
+
+HELD = LabeledImages(torch.zeros(1, 1, 4, 4), torch.tensor([0]), num_classes=2)
+INFO = NodeInfo(0, 1, "", "", "", "", "", "", 0.0, HELD[:0])
 
 
 def test_description_whose_space_holds_images_is_refused() -> None:
-    held = LabeledImages(torch.zeros(1, 1, 4, 4), torch.tensor([0]), num_classes=2)
-    names = dict.fromkeys(("method", "task", "fingerprint", "ledger", "classes", "version"), "")
-    rest: dict[str, Any] = {"partition": 0, "partitions": 1, "clock": 0.0}
-    info = NodeInfo(**names, **rest, space=held[:0])
-    assert NodeInfo.read(info.parts(), 7).node == 7
-    refused(lambda: NodeInfo.read(replace(info, space=held).parts(), 7), ValueError, "must be a set without images")
-    refused(lambda: NodeInfo.read(replace(info, partitions=0).parts(), 7), ValueError, "invalid reply to the handshake")
-    refused(lambda: NodeInfo.read(replace(info, partition=1).parts(), 7), ValueError, "has partition-id=1 and num-part")
+    assert NodeInfo.read(INFO.parts(), 7).node == 7
+    refused(lambda: NodeInfo.read(replace(INFO, space=HELD).parts(), 7), ValueError, "must be a set without images")
+    refused(lambda: NodeInfo.read(replace(INFO, partitions=0).parts(), 7), ValueError, "invalid reply to the handshake")
+    refused(lambda: NodeInfo.read(replace(INFO, partition=1).parts(), 7), ValueError, "has partition-id=1 and num-part")
+
+
+@pytest.mark.parametrize("field", ["method", "task", "version"])
+def test_node_of_another_method_task_or_version_is_refused(field: str) -> None:
+    registry = NodeRegistry(FedAvg(**FAST), None)
+    info = replace(INFO, **registry._expected)
+    registry.register(info)
+    refused(lambda: registry.register(replace(info, **{field: "x"})), IncompatibleNode, f"has another {field} than")
+
+
+@pytest.mark.parametrize(("given", "classes"), [((), 4), ((0,), 4), ((1,), 5)])
+def test_number_of_classes_is_given_or_the_largest(given: tuple[int, ...], classes: int) -> None:
+    registry = NodeRegistry(FedAvg(**FAST), None)
+    for k, own in enumerate((2, 4, 3)):
+        space = HELD[:0].replace(num_classes=classes if k in given else own, classes_given=k in given)
+        registry.nodes[k] = replace(INFO, partition=k, partitions=3, space=space)
+    assert registry.common_space(None).num_classes == classes
 
 
 # Restarted nodes.
@@ -125,12 +135,11 @@ class Restarting:
 
     def __init__(self, how: str, dies_again: bool = False) -> None:
         self.how, self.dies_again, self.asked = how, dies_again, list[int]()
-        self.grid: fake_flower.Grid | None = None
+        self.grid: fake_flower.Grid
 
     def __call__(self, node: int, kind: str, group: str) -> str | None:
         if kind != "train.job" or group != "2" or node not in (102, 202, 302):
             return None
-        assert self.grid is not None
         self.asked.append(node)
         if node == 102 or self.dies_again:
             del self.grid.nodes[node]
