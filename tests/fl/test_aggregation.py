@@ -109,12 +109,13 @@ def test_max_first_and_union_reduce_as_declared() -> None:
         Message({E.top: {"n": torch.tensor(9)}, E.head: "two", E.pool: sets[1], E.stack: torch.tensor([[3.0, 4.0]])}),
     ]
     result = aggregate(*replies)
-    assert result[E.top]["n"].item() == 9
-    assert result[E.top]["n"].dtype == torch.int64
+    torch.testing.assert_close(result[E.top]["n"], torch.tensor(9))
     assert result[E.head] == "one"
     assert result[E.pool].columns["client"].tolist() == [0, 1, 1]
     assert result[E.pool].images[:, 0, 0, 0].tolist() == [1.0, 2.0, 2.0]
     assert result[E.stack].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    groups = [Message({E.stack: {n: torch.ones(1) * k for n in names}}) for k, names in enumerate(("a", "ab", "bc"))]
+    assert {n: t.tolist() for n, t in aggregate(*groups)[E.stack].items()} == {"a": [0, 1], "b": [1, 2], "c": [2]}
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5))

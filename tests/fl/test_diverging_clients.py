@@ -132,10 +132,8 @@ def test_replies_are_compared_from_four_on_and_below_a_stated_bound_alone() -> N
     factory, far = Tiny, hostile(fl.FedAvg, fl.FedAvg.update, None, 500.0)
 
     def failed(method: fl.Method, count: int) -> dict[str, str]:
-        clients = [images(12, 7)] * count
-        row = fl.simulate(method, clients, rounds=3, seed=3, progress=False, secret=1 if method.private else None).rows[
-            2
-        ]
+        how: Any = {"rounds": 3, "seed": 3, "progress": False, "secret": 1 if method.private else None}
+        row = fl.simulate(method, [images(12, 7)] * count, **how).rows[2]
         assert method.private or method.sealed or count < 4 or "dominant" in row or row["failed"]
         return row["failed"]
 

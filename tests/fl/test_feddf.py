@@ -10,7 +10,7 @@ import torch
 
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
-from fl.addons import FedAvgM, FedDF
+from fl.addons import FedDF
 from fl.addons._distill import distill, validation_accuracy
 from fl.averaging.addon import AddOn
 from tests.fl import linear
@@ -185,7 +185,8 @@ def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPa
 
 def test_proxy_of_other_classes_gives_the_same_run() -> None:
     proxy, clients = images(30, 99), [data.replace(class_names=("a", "b", "c")) for data in federation()]
-    others = proxy.replace(labels=proxy.labels + 4, num_classes=7), proxy.replace(class_names=("x", "y", "z"))
+    others = [proxy.replace(labels=proxy.labels + 4, num_classes=7), proxy.replace(class_names=("x", "y", "z"))]
+    others += [proxy.replace(labels=proxy.labels // 2, num_classes=2, class_names=("b", "a"), classes_given=False)]
     method = FedAvg(FedDF(steps=2), factory=Tiny)
     want, *found = (
         simulate(method, clients, rounds=1, server_data={"proxy": data}, progress=False) for data in (proxy, *others)
@@ -198,7 +199,8 @@ def test_refusals() -> None:
     for option, value in {"rate": 1.5, "clip": 0.0, "gradient_norm": 0.0, "patience": 0}.items():
         refused(lambda o=option, v=value: FedDF(**{o: v}), ValueError, option)  # type: ignore[misc,arg-type]
     refused(lambda: FedDF(patience=100), ValueError, "patience needs returns='best'")
-    with pytest.raises(ValueError, match=r"FedAvgM needs the average in every round: use FedDF\(rate=1\)"):
-        FedAvg(FedDF(rate=0.5), FedAvgM(0.5), factory=Tiny)
+    for slot in ("aggregate", "server_step", "evaluation_model"):
+        other = type("Other", (AddOn,), {slot: lambda *_: {}})()
+        refused(lambda o=other: FedAvg(FedDF(rate=0.5), o, factory=Tiny), ValueError, r"Other needs .* FedDF\(rate=1\)")  # type: ignore[misc]
     refused(lambda: play(FedDF(), data={"other": images(3, 0)}), ValueError, "server_data={'proxy'")
     refused(lambda: play(FedDF(returns="best"), data={"proxy": images(3, 0)}), ValueError, "server_data={'validation'")

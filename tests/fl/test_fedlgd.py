@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -189,7 +190,10 @@ def test_noise_anchors_ignore_requests_of_other_addons() -> None:
         def expect_answer(self, server: Any, client: int, schema: Any) -> None:
             schema[self.said.key] = EntrySpec(1.0)
 
-    anchors = Anchors(ipc=2, selected=())
+        def loss(self, step: Any) -> None:
+            assert len(step.batch_of(anchors).labels) == 9, "more than the method's batch of 6"
+
+    anchors = Anchors(ipc=3, selected=())
     runs = [run_method(anchors, *others, rounds=1) for others in ((), (Asking(),))]
     assert_same(*runs)
     assert runs[1].rows[0]["setup"]["up"] == {"Asking.said": 5 * 8}
@@ -247,14 +251,9 @@ def test_selected_rounds_refine_with_the_current_global_network() -> None:
 
 
 def test_initial_networks_can_be_given() -> None:
-    drawn = []
-
-    def network() -> nn.Module:
-        drawn.append(1)
-        return Tiny(3)
-
+    network = Mock(side_effect=lambda: Tiny(3))
     run_method(Condensed(**FEW, factory=network), clients=federation()[:1])
-    assert drawn
+    assert network.called
 
 
 # FedLGD.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fl import ClientData, FedAvg, simulate
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from fl.message import Tensors
+from fl.participants import Interrupted
 from tests.fl.federations import Tiny, federation, images
 
 
@@ -60,8 +62,13 @@ def test_every_phase_trains_in_train_mode() -> None:
     modes: list[bool] = []
 
     class Watching(AddOn):
+        needs_previous = True
+
         def before_training(self, local: Any) -> None:
             local.net.eval()
+
+        def dry_run(self, local: Any) -> None:
+            assert local.previous.keys() == local.received.keys()
 
         def loss(self, step: Any) -> None:
             modes.append(step.local.net.training)
@@ -69,6 +76,11 @@ def test_every_phase_trains_in_train_mode() -> None:
         def after_step(self, step: Any) -> None:
             if step.local.steps == 1:  # the last step of the first phase
                 step.local.net.eval()
+
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
+            local.client.stop = Mock(is_set=lambda: True)
+            with pytest.raises(Interrupted):
+                local.fit(local.state(), self, Phase(1))
 
     phases = [Phase(steps=2, train="classifier.*"), Phase(steps=2)]
     run = simulate(FedAvg(Watching(), factory=Tiny, phases=phases), federation()[:1], rounds=1, progress=False)

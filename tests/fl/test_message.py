@@ -227,7 +227,8 @@ def test_bytes_without_a_header_and_other_files_are_refused() -> None:
     decode(written(forms, tensors))
     meta = {"format": "distillkit.Message/1"}
     bare = save(tensors, metadata={**meta, "checksum": checksum(tensors, meta)})
-    for data in (bare, save(tensors), b"", b"\0" * 8, b"\xff" * 40, (2).to_bytes(8, "little") + b"[]"):
+    other = written(forms, tensors, format="distillkit.Message/2")
+    for data in (bare, other, save(tensors), b"", b"\0" * 8, b"\xff" * 40, (2).to_bytes(8, "little") + b"[]"):
         with pytest.raises(ValueError, match=r"damaged|not a message"):
             decode(data)
 

@@ -193,11 +193,11 @@ def test_client_records_change_only_with_a_committed_round() -> None:
     assert index[4] == ClientRecord("1-a", {"poster": "x"})  # in the same round already
     index.rollback()
     assert index[4] == ClientRecord()
-    index.update(4, {"poster": "x"}, "1-b")
+    index.update(4, {"poster": "x", "flyer": "z"}, "1-b")
     assert index.commit() == {4: "1-b"}
     index.update(4, {"poster": "y"})
     changes = index.changes()
-    assert changes == {"4": {"memory": "1-b", "cached": {"poster": "y"}}}
+    assert changes == {"4": {"memory": "1-b", "cached": {"poster": "y", "flyer": "z"}}}
     assert index.commit() == {4: "1-b"}
     index.update(4, {"poster": "y"})
     assert index.changes() == {}

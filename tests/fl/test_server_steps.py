@@ -32,16 +32,17 @@ def check_steps(addon: AddOn, step: Callable[[int, Vector], Vector]) -> None:
 
 
 @pytest.mark.golden("FedAvgM", source="Hsu et al., 2019, section 4.3; rui-ye/FedCOG: fedcog.py for 'fedcog'")
+@pytest.mark.parametrize("beta", [0.9, 0.0])
 @pytest.mark.parametrize("rule", ["heavy-ball", "nesterov", "fedcog"])
-def test_momentum_follows_its_formula(rule: Any) -> None:
+def test_momentum_follows_its_formula(rule: Any, beta: float) -> None:
     v = np.zeros(2)
 
     def step(t: int, delta: Vector) -> Vector:
         nonlocal v
-        v = 0.9 * v + delta
-        return 0.7 * {"heavy-ball": v, "nesterov": delta + 0.9 * v, "fedcog": v if t == 0 else v / 1.9}[rule]
+        v = beta * v + delta
+        return 0.7 * {"heavy-ball": v, "nesterov": delta + beta * v, "fedcog": v if t == 0 else v / (1 + beta)}[rule]
 
-    check_steps(FedAvgM(0.9, lr=0.7, rule=rule), step)
+    check_steps(FedAvgM(beta, lr=0.7, rule=rule), step)
 
 
 def adaptive(second: Callable[[Vector, Vector], Vector], beta1: float, tau: float, initial: float) -> Any:

@@ -60,7 +60,9 @@ def weights(run: Run) -> torch.Tensor:
     return torch.cat([p.flatten() for p in run.models[""].parameters()])
 
 
-def test_stored_run_equals_the_run_in_memory(source: Path, tmp_path: Path) -> None:
+def test_stored_run_equals_the_run_in_memory(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("fl.method", "fl.engine._evaluation"):
+        monkeypatch.setattr(f"{module}.evaluation_batch_size", lambda shape, device: 5)
     held, test = stored(source, tmp_path)
     options: dict[str, Any] = {"rounds": 2, "participation": 0.5, "evaluate": "all", "progress": False}
     run = simulate(METHOD, held, test=test, workers=2, **options)

@@ -72,6 +72,7 @@ def test_objects_that_are_no_add_on_raise_a_type_error_with_advice(make: Any, er
     [
         lambda: FedAvg(factory=Tiny, epochs=2, steps=3),
         lambda: FedAvg(factory=Tiny, epochs=1, phases=[Phase()]),
+        lambda: FedAvg(factory=Tiny, steps=1, phases=[Phase()]),
         lambda: Phase(2, 3),
         lambda: Ditto(epochs=2, steps=3),
         lambda: FineTune(epochs=2, steps=3),
@@ -165,7 +166,7 @@ def test_every_set_must_have_the_first_clients_space(kind: str, method: Any) -> 
     odd, error = MISFITS[kind]
     fine = federation()
     places: dict[str, dict[str, Any]] = {
-        "clients[4]": {"clients": [*fine[:4], odd]},
+        "clients[4]": {"clients": (*fine[:4], odd)},
         "clients[2].test": {"clients": [*fine[:2], ClientData(fine[2], odd)]},
         "test": {"test": odd},
         "server_data['validation']": {"server_data": {"validation": odd}},
@@ -399,10 +400,7 @@ def test_extra_outputs_of_add_ons_are_counted() -> None:
         (FedAvg(factory=Tiny, initial={"classifier.bias": [0.0]}), r"initial\['classifier.bias'\] must be .* got list"),
         (FedAvg(factory=Tiny, augment=lambda x, g: x[:1]), r"augment must return torch.float32 \[2, 1, 4, 4\]"),
         (FedAvg(factory=Tiny, augment=lambda x, g: x @ torch.ones(5, 5)), "augment fails on images like"),
-        (
-            FedAvg(factory=Tiny, augment=lambda x, g: x.double()),
-            "augment must return torch.float32 .* got torch.float64",
-        ),
+        (FedAvg(factory=Tiny, augment=lambda x, g: x.double()), "must return torch.float32 .* got torch.float64"),
         (FedAvg(factory=Tiny, objective=nn.CrossEntropyLoss(reduction="none")), "must return one number"),
         (FedAvg(factory=Tiny, objective=lambda z, y: z.sum().detach()), "without a gradient"),
         (FedAvg(factory=Tiny, objective=lambda z, y: z[:, 9].sum()), "objective fails on logits"),
@@ -411,6 +409,11 @@ def test_extra_outputs_of_add_ons_are_counted() -> None:
 )
 def test_patterns_and_functions_are_checked_before_round_1(method: Any, error: str) -> None:
     refused(lambda: play(method), ValueError, error)
+
+
+def test_augmentation_is_tried_on_images_of_the_clients_dtype() -> None:
+    held = [data.to(dtype=torch.float64) for data in federation()]
+    play(FedAvg(factory=lambda k: Tiny(k).double(), augment=lambda x, g: x.double()), clients=held, test=None)
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,7 @@ def arrays(source: Any) -> LabeledImages:
 def test_records_that_count_several_times_are_refused(name: str, toy_set: LabeledImages) -> None:
     """A record that occurs k times adds k clips to a sum."""
     repeated = REPEATED[name](toy_set)
-    with pytest.raises(PrivacyError, match="repeated images"):
-        train_private(nn.Flatten(), repeated, size=9, sigma=1.0)
+    refused(lambda: train_private(nn.Flatten(), repeated, size=9, sigma=1.0), PrivacyError, "repeated images")
     for data in (toy_set[[2, 0, 1]], LabeledImages.concatenate([toy_set[:2], toy_set[2:]])):
         assert "derived" not in data.info
 

@@ -74,9 +74,7 @@ def test_messages_of_another_server_app_are_refused_with_a_sentence(kind: str, t
 
 
 @pytest.mark.parametrize(("shift", "said"), [(7200.0, "7[12].. seconds ahead of"), (-7200.0, "7[12].. seconds behind")])
-def test_a_clock_that_differs_is_named(
-    shift: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_that_differs_is_named(shift: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     describe = Node._describe
 
     def shifted(*given: Any) -> NodeInfo:
