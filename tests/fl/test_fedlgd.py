@@ -181,22 +181,21 @@ def test_requests_before_round_1_are_counted_and_in_the_transcript(tmp_path: Pat
 
 
 def test_noise_anchors_ignore_requests_of_other_addons() -> None:
-    class Asking(AddOn):
-        said = Entry[float]("sum")
+    def answer(self: Any, local: Any, reply: Any) -> None:
+        reply[self.said] = 1.0
 
-        def answer(self, local: Any, reply: Any) -> None:
-            reply[self.said] = 1.0
+    def expect_answer(self: Any, server: Any, client: int, schema: Any) -> None:
+        schema[self.said.key] = EntrySpec(1.0)
 
-        def expect_answer(self, server: Any, client: int, schema: Any) -> None:
-            schema[self.said.key] = EntrySpec(1.0)
+    def loss(self: Any, step: Any) -> None:
+        assert len(step.batch_of(anchors).labels) == 9, "more than the method's batch of 6"
 
-        def loss(self, step: Any) -> None:
-            assert len(step.batch_of(anchors).labels) == 9, "more than the method's batch of 6"
-
+    hooks = {"answer": answer, "expect_answer": expect_answer, "loss": loss}
+    asking = [type(name, (AddOn,), {"said": Entry[float]("sum"), **hooks})() for name in ("Asking", "Later")]
     anchors = Anchors(ipc=3, selected=())
-    runs = [run_method(anchors, *others, rounds=1) for others in ((), (Asking(),))]
+    runs = [run_method(anchors, *others, rounds=1) for others in ([], asking)]
     assert_same(*runs)
-    assert runs[1].rows[0]["setup"]["up"] == {"Asking.said": 5 * 8}
+    assert runs[1].rows[0]["setup"]["up"] == {"Asking.said": 5 * 8, "Later.said": 5 * 8}
 
 
 # Condensed.

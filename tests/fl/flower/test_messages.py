@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -143,5 +143,5 @@ def test_only_recipients_that_were_not_forgotten_run_out_of_time(monkeypatch: py
 
 
 def test_error_without_flower_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flwr.app", None)
-    refused(lambda: to_records(to_parts(Message())), MissingFlower, r'pip install "distillkit\[flower\]"')
+    monkeypatch.setattr("fl.deploy.flower._messages.importlib.import_module", Mock(side_effect=ImportError("old")))
+    refused(lambda: to_records(to_parts(Message())), MissingFlower, r'\(old\): pip install "distillkit\[flower\]"')
