@@ -9,8 +9,6 @@ from distillkit._utils.conversion import channels_last
 from distillkit._utils.user_warnings import warn
 from distillkit.normalization import Normalization
 
-__all__ = ["check_logits", "check_perturbed", "require_numbers"]
-
 
 def check_images(images: Tensor, normalization: Normalization | None) -> None:
     """Refuse, or warn of, images that look like [N, H, W, C] or do not fit the stated normalization."""

@@ -27,8 +27,9 @@ from distillkit.labels._teacher import try_teacher
 from distillkit.labels._views import Mixing, ViewOptions, mixed_batches, require_mixing
 from distillkit.labels.relabel import Relabel
 from distillkit.labels.stored_labels import StoredLabels
+from distillkit.networks._base import require_network
 from distillkit.networks._dropout import seeded_dropout
-from distillkit.networks._validation import check_network, require_network
+from distillkit.networks._validation import check_network
 from distillkit.rng import as_generator
 from distillkit.robustness import Perturbation, pixels_in_range, require_perturbations
 from distillkit.sets import Images, StoredImages

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
-from distillkit.networks import _validation, build, split
+from distillkit.networks import build, split
+from distillkit.networks._base import require_network
+from distillkit.networks._validation import check_network
 from distillkit.rng import derive
 from fl.message import Tensors
 from fl.participants import Client, Server
@@ -272,9 +274,7 @@ class Networks:
         for name, net in self.templates(server.task.num_classes).items():
             outputs, label = self.outputs(server.task.num_classes), f"factory[{name!r}]" if name else "factory"
             with torch.random.fork_rng(devices=[]):
-                _validation.check_network(
-                    split(net), like, classes=outputs, features=features, name=f"{label}({outputs})"
-                )
+                check_network(split(net), like, classes=outputs, features=features, name=f"{label}({outputs})")
             if not any(parameter.requires_grad for parameter in net.parameters()):
                 raise ValueError(
                     f"{label}({outputs}) must have parameters to train, but all of them have requires_grad=False"
@@ -333,14 +333,14 @@ def embedding_size(network: nn.Module, images: Tensor) -> int:
         TypeError, ValueError: the network does not accept the images or returns no embeddings [B, d].
     """
     check.batch_of_images(images)
-    parts = split(_validation.require_network(network).eval())
-    _validation.check_network(parts, images, features=True)
+    parts = split(require_network(network).eval())
+    check_network(parts, images, features=True)
     return parts.features(images).shape[1]
 
 
 def copied(network: nn.Module) -> Tensors:
     """Return copies of the parameters and buffers of `network`, by name."""
-    return {n: t.detach().clone() for n, t in _validation.require_network(network).state_dict().items()}
+    return {n: t.detach().clone() for n, t in require_network(network).state_dict().items()}
 
 
 def _factories(factory: Factory | Mapping[str, Factory] | None, *, several: bool) -> dict[str, Factory]:

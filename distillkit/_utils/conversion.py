@@ -28,12 +28,6 @@ from distillkit._utils.pictures import picture_array
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import warn
 
-__all__ = [
-    "IMAGE_COLUMNS", "LABEL_COLUMNS", "Found", "as_tensor", "channels_first", "channels_last", "column",
-    "format_bytes", "innermost", "is_labeled_source", "is_pictures", "items", "label_indices", "read",
-    "repeats_items", "require_in_memory", "require_memory", "unsupported", "whole_dataset",
-]  # fmt: skip
-
 IMAGE_COLUMNS = ("image", "img", "picture", "photo", "pixel_values")
 """Usual names of a column of images."""
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "target", "category")

@@ -22,8 +22,6 @@ Loss = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 Embed = Callable[[Network, Tensor, Sequence[int]], Iterable[Tensor]]
 """Function of a network, images sorted by class and their numbers per class that returns a target of each class."""
 
-__all__ = ["MATCHES", "embed"]
-
 
 def embed(network: Network, images: Tensor, match: str) -> Tensor:
     """Return the embeddings [N, d] of images, with the logits appended if `match` is "embedding+logits"."""

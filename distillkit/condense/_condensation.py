@@ -35,8 +35,6 @@ from distillkit.sets._devices import DrawOnDevice
 from distillkit.sets._info import derived_info
 from distillkit.sets._stored import RealImages, cached
 
-__all__ = ["call_identity"]
-
 _FAR = 5.0
 """A warning is given if a pixel is farther than this from [0, 1]. Initial noise does not reach this distance."""
 

@@ -12,9 +12,9 @@ from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
 from distillkit._utils.shares import require_unsplit
 from distillkit.chunking import chunk_size, forward_chunks
-from distillkit.networks._base import Network, split
+from distillkit.networks._base import Network, require_network, split
 from distillkit.networks._factory import frozen_copy
-from distillkit.networks._validation import check_network, require_network
+from distillkit.networks._validation import check_network
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, StoredImages, Tiles

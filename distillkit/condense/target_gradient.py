@@ -16,8 +16,8 @@ from distillkit.condense._parameter_gradient import Metric, distance_to_target
 from distillkit.condense._pixel_descent import PixelDescent
 from distillkit.condense._state import Progress, Resume
 from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_fingerprint
-from distillkit.networks._base import Network
-from distillkit.networks._validation import check_network, require_network
+from distillkit.networks._base import Network, require_network
+from distillkit.networks._validation import check_network
 from distillkit.sets import LabeledImages, as_set
 from distillkit.sets._devices import on_device
 from distillkit.sets._info import derived_info

@@ -17,7 +17,7 @@ _Images = TypeVar("_Images", LabeledImages, StoredImages)
 
 @dataclass(frozen=True)
 class _Parts(Generic[_Images]):
-    """What `Split` and `StoredSplit` have in common."""
+    """Parts of a dataset, in memory or on disk: the fields and checks of `Split` and `StoredSplit`."""
 
     train: _Images
     test: _Images

@@ -14,7 +14,8 @@ from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.user_warnings import warn
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.fingerprint import tensor_fingerprint
-from distillkit.networks._validation import check_network, require_network
+from distillkit.networks._base import require_network
+from distillkit.networks._validation import check_network
 from distillkit.sets._class_index import class_labels
 from distillkit.sets._stored import RealImages, images_of, read_batches
 

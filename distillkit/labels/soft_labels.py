@@ -9,7 +9,8 @@ from torch import nn
 
 from distillkit._utils import check
 from distillkit.labels._teacher import describe_teacher, teacher_logits, try_teacher
-from distillkit.networks._validation import check_network, require_network
+from distillkit.networks._base import require_network
+from distillkit.networks._validation import check_network
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 from distillkit.sets._class_index import class_labels
 from distillkit.sets._devices import on_device

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from distillkit._sanity_checks import check_logits
 from distillkit._utils import check
 from distillkit._utils.eval_mode import eval_mode
-from distillkit.networks._base import Network, require_network
+from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
-
-__all__ = ["require_network"]
 
 
 def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:

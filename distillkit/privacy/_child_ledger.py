@@ -15,8 +15,6 @@ from distillkit.privacy.assumptions import PUBLIC_INPUTS
 from distillkit.privacy.events import Event, client_id
 from distillkit.privacy.ledger import Ledger
 
-__all__ = ["ChildLedger", "child_state", "ledger_lines", "mirror_lines"]
-
 Line = dict[str, Any]
 
 _MOST_ROUNDS, _LONGEST_TEXT = 10**9, 1000

@@ -19,8 +19,6 @@ from distillkit._utils import check
 from distillkit._utils.files import atomic_replace, sync_folder
 from distillkit.locking import locked
 
-__all__ = ["Journal", "LedgerWriteError"]
-
 _AFTER = "after"
 
 

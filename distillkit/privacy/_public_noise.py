@@ -7,8 +7,6 @@ from torch import Tensor
 
 from distillkit.sets import LabeledImages
 
-__all__ = ["public_test_images"]
-
 
 def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 2) -> Tensor:
     """Draw smooth noise images, float [count, C, H, W], that are independent of the private data.

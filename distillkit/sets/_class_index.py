@@ -13,8 +13,6 @@ from distillkit._utils.user_warnings import warn
 from distillkit.sets._stored import RealImages
 from distillkit.sets._validation import class_of_rows
 
-__all__ = ["class_indices", "class_labels", "class_rows", "random_rows", "warn_of_repeats", "with_class_labels"]
-
 Set = TypeVar("Set", bound=RealImages)
 
 

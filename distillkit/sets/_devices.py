@@ -18,8 +18,6 @@ from distillkit.sets._labeled import LabeledImages
 from distillkit.sets._stored import RealImages, StoredImages
 from distillkit.sets.as_set import open_set
 
-__all__ = ["DrawOnDevice", "on_device"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

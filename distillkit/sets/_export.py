@@ -22,8 +22,6 @@ from distillkit._utils.files import atomic_replace
 from distillkit._utils.user_warnings import warn
 from distillkit.normalization import Normalization
 
-__all__ = ["is_exported_folder"]
-
 _FORMAT = "distillkit.LabeledImages.export/2"
 _STEP = 1 / 255
 _DIGESTS = "blake2b"

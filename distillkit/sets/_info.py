@@ -7,8 +7,6 @@ from typing import Any
 
 from distillkit.normalization import Normalization
 
-__all__ = ["GUARANTEE", "combined_info", "derived_info", "inherited_info"]
-
 GUARANTEE = (
     "epsilon", "delta", "relation", "accountant", "valid_if", "budget", "reason", "nominal_epsilon", "remarks",
     "assumed_public",

@@ -30,8 +30,6 @@ from distillkit.sets._validation import (
     checked_normalization,
 )
 
-__all__ = ["PixelFile", "RealImages", "StoredImages", "cached", "images_like", "images_of", "read_batches"]
-
 _ARGUMENTS = ("labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
 _READ = 1 << 24
 """Number of bytes of pixels that are converted to floats at a time."""

@@ -14,8 +14,6 @@ from torch import Tensor
 from distillkit._utils import check, conversion
 from distillkit.normalization import Normalization
 
-__all__ = ["FOUND_CLASSES", "FOUND_LABELS", "checked_class_names", "class_of_rows", "require_same_order"]
-
 FOUND_CLASSES = "folders"
 """Value of `info["classes"]` of a set whose classes, and so the labels, come from a listing of folders."""
 FOUND_LABELS = "labels"

@@ -20,8 +20,6 @@ from distillkit.sets._labeled import (
 )
 from distillkit.sets._stored import RealImages, StoredImages
 
-__all__ = ["open_set"]
-
 Images: TypeAlias = LabeledImages | Tensor | NDArray[Any] | Dataset[Any] | DataLoader[Any] | Iterable[Any]
 """Images in any form that `as_set` accepts."""
 

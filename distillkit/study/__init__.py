@@ -8,12 +8,13 @@ from distillkit._utils.provenance import git_commit
 from distillkit._utils.tables import Table, markdown_table
 from distillkit.study._design import Estimate
 from distillkit.study._power import PowerAnalysis, power_analysis, seeds_needed
-from distillkit.study._records import Record, RecordError, Records, read_records, write_records
+from distillkit.study._records import Record, Records, read_records, write_records
 from distillkit.study._tables import mean_std, paired_differences, summary_table
 from distillkit.study._tuning import TuningResult, read_choice, tuning_table
 from distillkit.study.candidate import Candidate, Cost, Job, grid
 from distillkit.study.condense_candidate import Condense
 from distillkit.study.figures import curves, pictures
+from distillkit.study.history import RecordError
 from distillkit.study.named_tasks import TASK_NAMES, named_task
 from distillkit.study.study import Study
 from distillkit.study.task import Allocation, Task, as_split

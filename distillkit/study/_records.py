@@ -18,8 +18,6 @@ from distillkit._utils.provenance import versions
 from distillkit._utils.tables import data_frame, flat
 from distillkit.study.history import RecordError, Row, accuracy_late, read_rows
 
-__all__ = ["RecordError", "Row"]
-
 FORMATS = {name: f"distillkit.{name}/1" for name in ("study", "choice", "records")}
 """Formats of `study.json`, `choice.json` and the files of `write_records`."""
 

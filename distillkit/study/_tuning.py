@@ -18,8 +18,9 @@ from distillkit._utils.plain_values import plain_values
 from distillkit._utils.tables import NONE, Table
 from distillkit.study._design import StudyDesign
 from distillkit.study._guarantee import EXACT
-from distillkit.study._records import RecordError, Records, choices_in, read_json, read_record, write_json
+from distillkit.study._records import Records, choices_in, read_json, read_record, write_json
 from distillkit.study.candidate import RULES
+from distillkit.study.history import RecordError
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from distillkit._utils import check
 from distillkit._utils.tables import NONE, Table
-from distillkit.study._records import Group, Record, RecordsLike, Row, group_records
+from distillkit.study._records import Group, Record, RecordsLike, group_records
 from distillkit.study._tables import Part, group_table, numbers_of
-from distillkit.study.history import rounds_to
+from distillkit.study.history import Row, rounds_to
 
 BY = {
     "rounds": (),

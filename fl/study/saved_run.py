@@ -16,8 +16,9 @@ from distillkit.data import Split
 from distillkit.fingerprint import tensor_fingerprint
 from distillkit.serialization import ConfigError, from_config
 from distillkit.sets import LabeledImages
-from distillkit.study._records import RecordError, read_json
+from distillkit.study._records import read_json
 from distillkit.study.candidate import Candidate
+from distillkit.study.history import RecordError
 from distillkit.study.task import Allocation, Task
 from fl._codec import digest
 from fl._components import options_by_name

@@ -7,8 +7,6 @@ import math
 from distillkit._utils import check
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["LEAST_CLIP", "MOST_CLIP", "check_clip", "check_sigma"]
-
 _LEAST_SIGMA, _MOST_SIGMA = 1e-4, 1e9
 """Range of sigma in which floating-point numbers are accurate enough for the accountants."""
 

@@ -18,8 +18,6 @@ from distillkit.privacy.validation._independence import is_own_augmentation
 from distillkit.privacy.validation._private_records import active_records, holds_fake
 from distillkit.rng import derive
 
-__all__ = ["CapturedFunction", "captured_augmentation"]
-
 aten = torch.ops.aten
 
 _REDUCED = ("tf32", "bf16")

@@ -22,12 +22,6 @@ from distillkit.sets._stored import RealImages
 from distillkit.sets._validation import FOUND_CLASSES, FOUND_LABELS
 from distillkit.sets.as_set import open_set
 
-__all__ = [
-    "NEW_LEDGER_REMARK", "initial_images", "open_private_set", "refuse_derived", "refuse_half_precision",
-    "refuse_large_delta", "refuse_measured_normalization", "refuse_tiles", "require_given_num_classes",
-]  # fmt: skip
-
-
 _PART = 256
 """Number of images of a stored set that are read at a time."""
 

@@ -16,8 +16,6 @@ from distillkit._utils.batches import uses_batch_statistics
 from distillkit.augment import DSA, CropFlip
 from distillkit.privacy.errors import BatchStatistics, NotSeparable
 
-__all__ = ["require_mean_objective"]
-
 ONE_EACH = "; pass reduction='none', as in nn.CrossEntropyLoss(reduction='none')"
 """What to do about a loss that returns a single number."""
 

@@ -19,8 +19,6 @@ from distillkit.privacy.capture._pytorch import FakeTensor, is_functorch_wrapped
 from distillkit.privacy.errors import NotCapturable
 from distillkit.rng import derive
 
-__all__ = ["PrivateRecords", "apart_from_records", "declare_records", "reachable"]
-
 _ACTIVE: ContextVar[PrivateRecords | None] = ContextVar("private records", default=None)
 _FACTS = ("dtype", "device", "ndim", "dim", "layout", "requires_grad", "is_cuda", "is_floating_point")
 """Properties of a tensor of records that are public."""
