@@ -45,8 +45,10 @@ def test_other_shapes_are_refused_with_the_shape(shape: list[int]) -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.complex64])
 def test_integer_images_and_lists_are_refused(dtype: torch.dtype) -> None:
     integers, listed = torch.zeros(1, 1, 2, 2, dtype=dtype), [[0.0]]
-    refused(lambda: check.batch_of_images(integers), TypeError, r"floating point, got torch\.\w+; uint8 .* / 255")
-    refused(lambda: check.batch_of_images(listed), TypeError, r"a torch\.Tensor \[N, C, H, W\], got list")  # type: ignore[arg-type]
+    words = r"images must be floating point, got torch\.\w+; uint8 .* / 255"
+    refused(lambda: check.batch_of_images(integers), TypeError, words)
+    words = r"images must be a torch\.Tensor \[N, C, H, W\], got list"
+    refused(lambda: check.batch_of_images(listed), TypeError, words)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from([torch.uint8, torch.int32, torch.int64]))
@@ -182,6 +184,5 @@ def test_one_of_and_instance() -> None:
     refused(lambda: check.one_of("c", "kind", ("a", "b")), ValueError, "kind must be one of 'a', 'b', got 'c'")
     assert check.instance(3, int, "count", "an integer") == 3
     for value, came in (("3", "str"), (int, "the class int")):
-        refused(
-            partial(check.instance, value, int, "count", "an integer"), TypeError, f"must be an integer, got {came}"
-        )
+        words = f"count must be an integer, got {came}"
+        refused(partial(check.instance, value, int, "count", "an integer"), TypeError, words)

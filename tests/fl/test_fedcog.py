@@ -167,4 +167,5 @@ def test_refusals() -> None:
             return 3 * list(local.batches(data, phase, "batches"))
 
     assert not train(FedCOG(**FEW), Makes()).rows[-1]["failed"]
-    refused(lambda: FedAvg(FedCOG(regenerate=True), Makes(), factory=Tiny), ValueError, "but Makes makes the batches")
+    said = "needs the number of steps, but Makes makes the batches"
+    refused(lambda: FedAvg(FedCOG(regenerate=True), Makes(), factory=Tiny), ValueError, said)

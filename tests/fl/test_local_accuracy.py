@@ -65,12 +65,13 @@ def test_missing_test_set_is_an_error() -> None:
 
 def test_refusals() -> None:
     for rule in ("local", "drop"):
-        refused(
-            lambda r=rule: play(LocalAccuracy(), buffers=r), ValueError, "LocalAccuracy runs .* statistics stay with"
-        )
+        said = "LocalAccuracy runs .* but their batch statistics stay with the clients"
+        refused(lambda r=rule: play(LocalAccuracy(), buffers=r), ValueError, said)
         play(LocalAccuracy(), buffers=rule, factory=Tiny, rounds=1)
     refused(lambda: play(LocalAccuracy(), data={"other": TEST}), ValueError, "server_data={'test'")
     for wrong in (TEST.replace(normalization=Normalization((0.5,), (0.5,))), images(0, 1)):
-        refused(lambda d=wrong: play(LocalAccuracy(), data={"test": d}), ValueError, "does not fit|has no images")
+        said = r"server_data\['test'\] (does not fit|has no images)"
+        refused(lambda d=wrong: play(LocalAccuracy(), data={"test": d}), ValueError, said)
     for wrong in (TEST.replace(num_classes=9), TEST.replace(labels=torch.eye(3)[TEST.labels])):
-        refused(lambda d=wrong: play(LocalAccuracy(), data={"test": d}), ValueError, r"\['test'\] must have labels as")
+        said = r"server_data\['test'\] must have labels as the clients have"
+        refused(lambda d=wrong: play(LocalAccuracy(), data={"test": d}), ValueError, said)

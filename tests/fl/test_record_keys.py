@@ -141,7 +141,8 @@ def test_key_must_be_a_valid_name(wrong: Any) -> None:
 
 
 def test_two_parts_with_one_key_are_refused_by_name() -> None:
-    refused(lambda: FedAvg(Noisy(), Renamed(), factory=Tiny), ValueError, "^Noisy and Renamed have the same key, 'N")
+    said = "^Noisy and Renamed have the same key, 'Noisy'"
+    refused(lambda: FedAvg(Noisy(), Renamed(), factory=Tiny), ValueError, said)
 
     class Shift(Filter):
         pass

@@ -177,6 +177,11 @@ def with_values(**values: Any) -> Callable[[Message], Message]:
     )
 
 
+def column(reply: Message) -> Message:
+    pool = reply[FedDM.images]
+    return with_values(FedDM__images=pool.replace(columns={"x": torch.zeros(len(pool))}))(reply)
+
+
 def gone(key: str) -> Callable[[Message], Message]:
     return lambda reply: Message.unchecked({k: v for k, v in reply.items() if k != key})
 
@@ -187,6 +192,7 @@ def thrice(reply: Message) -> Message:
 
 
 FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
+    ("an extra column", "FedDM", column, r"FedDM\.images must have the columns \[\]"),
     ("info", "FedDM", lambda r: with_values(FedDM__images=r[FedDM.images].replace(info={"a": 1}))(r), "carries info"),
     ("last", "FedAvg FedExP", with_values(FedAvg__last={"a": torch.zeros(7)}), r"FedAvg\.last is not expected"),
     ("weight -1e4", "FedAvg FedExP", with_values(FedAvg__samples=-1e4), r"must lie in \[0, 1e\+06\], got -10000"),

@@ -400,7 +400,10 @@ def test_extra_outputs_of_add_ons_are_counted() -> None:
         (FedAvg(factory=Tiny, initial={"classifier.bias": [0.0]}), r"initial\['classifier.bias'\] must be .* got list"),
         (FedAvg(factory=Tiny, augment=lambda x, g: x[:1]), r"augment must return torch.float32 \[2, 1, 4, 4\]"),
         (FedAvg(factory=Tiny, augment=lambda x, g: x @ torch.ones(5, 5)), "augment fails on images like"),
-        (FedAvg(factory=Tiny, augment=lambda x, g: x.double()), "must return torch.float32 .* got torch.float64"),
+        (
+            FedAvg(factory=Tiny, augment=lambda x, g: x.double()),
+            "augment must return torch.float32 .* got torch.float64",
+        ),
         (FedAvg(factory=Tiny, objective=nn.CrossEntropyLoss(reduction="none")), "must return one number"),
         (FedAvg(factory=Tiny, objective=lambda z, y: z.sum().detach()), "without a gradient"),
         (FedAvg(factory=Tiny, objective=lambda z, y: z[:, 9].sum()), "objective fails on logits"),

@@ -114,7 +114,9 @@ def test_an_observer_at_the_level_of_chance_is_refused() -> None:
     for network, words in ((convnet, "is right on .* not clearly better"), (of_two, "must return 3 logits")):
         refused(lambda n=network: stitch(data, observer=build(n, 1), ipc=1), ValueError, f"^observer {words}")
     for wrong, came in ((convnet, "function"), (nn.Flatten, "the class Flatten")):
-        with pytest.raises(TypeError, match=f"^observer must be an nn.Module, got {came}"):
+        with pytest.raises(
+            TypeError, match=f"^observer must be an nn.Module, got {came}; call it and pass the result$"
+        ):
             stitch(data, observer=wrong, ipc=1)  # type: ignore[arg-type]
 
 

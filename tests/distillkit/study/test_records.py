@@ -229,7 +229,8 @@ def test_unreadable_files_of_records_are_named(tmp_path: Path) -> None:
     for content in ("", "{", '{"format": "distillkit.records/0"}', "[]", '{"format": "distillkit.records/1"}\n{}'):
         path.write_text(content, encoding="utf-8")
         refused(lambda: read_records(path), RecordError, r"records\.jsonl (is damaged|has the format)")
-    refused(lambda: write_records([THREE[0], record([0.3], seed=1)], path), RecordError, "tasks, methods or seeds")
+    mixed, said = [THREE[0], record([0.3], seed=1)], "different tasks, methods or seeds"
+    refused(lambda: write_records(mixed, path), RecordError, said)
     for wrong in (None, [3]):
         with pytest.raises(TypeError, match="records must be"):
             write_records(wrong, path)  # type: ignore[arg-type]

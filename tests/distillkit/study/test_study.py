@@ -212,7 +212,8 @@ def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path)
         executed(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
     with pytest.raises(ValueError, match=r"different tasks with the names made \(rounds: was 10, now 3\)"):
         executed(Study(tmp_path, task(rounds=3), candidates))
-    refused(lambda: executed(Study(tmp_path, task(), candidates, rule="own")), ValueError, "has rule=last, got own")
+    own = Study(tmp_path, task(), candidates, rule="own")
+    refused(lambda: executed(own), ValueError, "study.json has rule=last, got own")
 
 
 def test_study_is_corrected_in_its_folder_until_a_run_was_started(tmp_path: Path) -> None:
@@ -229,7 +230,8 @@ def test_failing_configuration_is_never_chosen_and_has_a_reason(tmp_path: Path) 
     executed(Study(tmp_path / "a", task(), {"A": known(search=grid(value=[-1, 0]))}, seeds=(0,)))
     tries = json.loads((tmp_path / "a" / "choice.json").read_text(encoding="utf-8"))["tasks"]["made"]["A"]["search"]
     assert (tries[0]["score"], tries[0]["errors"]) == (None, ["FloatingPointError: it diverged"])
-    with pytest.raises(ValueError, match=r"\['A'\] on made has no configuration with a score: FloatingPointError"):
+    said = r"candidates\['A'\] on made has no configuration with a score: FloatingPointError"
+    with pytest.raises(ValueError, match=said):
         executed(Study(tmp_path / "b", task(), {"A": known(search=grid(value=[-1, -2]))}, seeds=(0,)))
     with pytest.raises(FloatingPointError):
         executed(Study(tmp_path / "c", task(), {"A": known(settings={"value": -1})}, seeds=(0,)))
