@@ -23,6 +23,7 @@ from distillkit._utils.shares import require_unsplit
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._pixel_descent import Distance, PixelDescent
+from distillkit.condense._state import Progress, Resume
 from distillkit.condense.initialization import initial_images
 from distillkit.fingerprint import network_fingerprint, set_fingerprint
 from distillkit.networks._base import Network
@@ -59,7 +60,7 @@ class Condensation(PixelDescent):
         augment: augmentation that is applied equally to real and synthetic images (Siamese), or None.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         arguments: all other arguments of the condensing function that affect its results, as JSON values by name.
-        descent: the keyword arguments `lr`, `momentum`, `steps`, `resume` and `callback` of `PixelDescent`.
+        lr, momentum, steps, resume, callback: as in `PixelDescent`.
 
     Attributes:
         rows: mapping from each condensed class to the indices of its real images.
@@ -72,9 +73,10 @@ class Condensation(PixelDescent):
     def __init__(
         self, method: str, real: RealImages, networks: NetworkSampler, *, ipc: int, init: str | LabeledImages,
         classes: Sequence[int] | None, augment: Augmentation | None, generator: int | torch.Generator,
-        parametrize: Tiles | None, arguments: Mapping[str, Any], **descent: Any,
+        parametrize: Tiles | None, arguments: Mapping[str, Any], lr: float | None, momentum: float, steps: int,
+        resume: Resume | None, callback: Callable[[Progress], object] | None,
     ) -> None:  # fmt: skip
-        if descent["lr"] is None:
+        if lr is None:
             require_unsplit("lr=None chooses a rate for all classes; pass a number as lr", "over_classes")
         if isinstance(init, str) and init != "real":
             require_unsplit(f"init={init!r} draws all classes together; pass 'real' or a set as init", "over_classes")
@@ -101,7 +103,17 @@ class Condensation(PixelDescent):
             recorded["parametrize"] = repr(parametrize)
         identity = lambda: call_identity(real, networks)  # noqa: E731
         images = self.start.stored if isinstance(self.start, TiledImages) else self.start.images
-        super().__init__(images, arguments=recorded, seed=seed, identity=identity, **descent)
+        super().__init__(
+            images,
+            lr=lr,
+            momentum=momentum,
+            steps=steps,
+            arguments=recorded,
+            seed=seed,
+            resume=resume,
+            identity=identity,
+            callback=callback,
+        )
 
     def synthetic(self) -> Tensor:
         """Return the current synthetic images [N, C, H, W], decoded from `images` if there is a parametrization."""
@@ -164,12 +176,14 @@ class Condensation(PixelDescent):
                 f"[0, 1]; the result is unlikely to be useful. Lower lr={self.lr:g}"
             )
 
-    def draw_networks(self, *, smallest: int, **needs: Any) -> Iterator[tuple[int, Network]]:
+    def draw_networks(
+        self, *, smallest: int, classes: int | None, features: bool = False
+    ) -> Iterator[tuple[int, Network]]:
         """Sample a network for each remaining step, and check that the first network accepts the images.
 
         Args:
             smallest: number of images of the smallest batch that a network normalizes with batch statistics.
-            needs: further keyword arguments of `check_network`, which state what the condenser requires of a network.
+            classes, features: what the condenser requires of a network, as in `check_network`.
 
         Yields:
             The index of the step, counted from 0, and the network for this step.
@@ -181,7 +195,7 @@ class Condensation(PixelDescent):
             if step == first:
                 if uses_batch_statistics(network):
                     require_unsplit("batch norm uses the statistics of all classes; use group norm", "over_classes")
-                check_network(network, self.images, name="networks", **needs)
+                check_network(network, self.images, classes=classes, features=features, name="networks")
                 require_batch_statistics(network, self.images, smallest, "networks")
             yield step, network
 

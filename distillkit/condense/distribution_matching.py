@@ -166,7 +166,7 @@ def distribution_matching(
         callback=callback,
         arguments={**options, "cache": getattr(networks, "cache", True)},
     )
-    needs = {"features": True, "classes": real.num_classes if match == "embedding+logits" else None}
+    logits = real.num_classes if match == "embedding+logits" else None
     smallest = min(sum(run.counts), sum(run.batch_sizes(batch_real)))
     targets = None
     with (
@@ -174,7 +174,7 @@ def distribution_matching(
         class_threads(run.images) as threads,
         run.samples(batch_real, steps, lambda step, c: (step, c, "real")) as read,
     ):
-        for step, network in run.draw_networks(smallest=smallest, **needs):
+        for step, network in run.draw_networks(smallest=smallest, classes=logits, features=True):
             parallel = ParallelMap(network, threads)
             # Sample and embed real images of each class. The means of all images with a fixed network never change.
             fixed = networks.fixed and augment is None and not callable(match) and not uses_batch_statistics(network)
