@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from distillkit import LabeledImages, Normalization
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.evaluate import Evaluation, Row, evaluate
+from distillkit.labels import Mixup
 from distillkit.networks import ConvNet, build
 from distillkit.protocols import describe_protocol
 from distillkit.rng import as_generator, derive
@@ -177,6 +178,7 @@ CASES: dict[str, dict[str, Any]] = {
     "two": {"factory": {"small": convnet, "none": lambda: convnet("none")}, "against": [Jitter(), FGSM(0.1)],
             "data": stripes(8)[[1, 3, 5]]},
     "soft": {"data": SOFT[[0, 1, 2, 3, 6]], "real": SOFT, "protocol": Protocol(epochs=2, lr=0.1, batch=3)},
+    "mixed": {"data": SOFT[:3].to(dtype=torch.float64), "real": None, "protocol": Protocol(epochs=1, mix=Mixup())},
     "tiles": {"data": Tiles(2).pack(stripes(16)[[0, 2, 4, 6, 1, 3, 5, 7]]), "num_networks": 3},
     "alone": {"data": stripes(8).to(dtype=torch.float64), "real": None, "num_networks": 1, "chunk": 3,
               "factory": Narrow, "protocol": Protocol(epochs=1), "against": [Jitter()], "precision": "tf32"},
@@ -229,7 +231,7 @@ def test_rows_are_those_of_single_trainings(name: str, monkeypatch: pytest.Monke
                 draws = [derive(seed, str(one), "against") for _ in networks]
                 with_noise = [accuracy(n, test, against=one, generator=g, chunk=chunk) for n, g in zip(networks, draws)]
                 assert row.against[str(one)] == tuple(with_noise)
-            labels = "one row" if name == "soft" else "hard"
+            labels = "one row" if data.labels.ndim == 2 else "hard"
             told = architecture or type(networks[0]).__name__
             assert (row.data, row.architecture, row.labels) == (kind, told, labels)
     assert next(rows, None) is None

@@ -8,12 +8,15 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
+from distillkit._utils import files
 from distillkit._utils.files import atomic_replace, read_tensors, sync_folder, write_atomically, write_tensors
 from distillkit._utils.provenance import git_commit
 from tests.refused import refused
@@ -21,7 +24,7 @@ from tests.refused import refused
 KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
 
-def test_commit_says_whether_files_were_changed(tmp_path: Path) -> None:
+def test_commit_says_whether_files_were_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> str:
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
         return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, encoding="utf-8").stdout.strip()
@@ -36,6 +39,8 @@ def test_commit_says_whether_files_were_changed(tmp_path: Path) -> None:
     assert git_commit(tmp_path) == head
     (tmp_path / "a").write_text("2", encoding="utf-8")
     assert git_commit(tmp_path) == f"{head}+"
+    monkeypatch.chdir(tmp_path)
+    assert git_commit() == git_commit(Path(files.__file__).parent)  # whatever the current folder
 
 
 def test_old_file_exists_until_the_block_ends(tmp_path: Path) -> None:
@@ -54,10 +59,13 @@ def test_old_file_exists_until_the_block_ends(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [path]
 
 
-def test_os_error_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
+def test_os_error_names_the_file_and_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "folder"
     (blocked / "inside").mkdir(parents=True)
     refused(lambda: write_atomically(blocked, "text"), OSError, f"^{re.escape(str(blocked))} is a folder")
+    full = Mock(side_effect=SafetensorError("no space left"))
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    refused(lambda: write_tensors(tmp_path / "a", {}, {}), OSError, r"cannot write .*a: no space left")
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 

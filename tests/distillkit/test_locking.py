@@ -125,6 +125,8 @@ def test_lock_waits_briefly_for_an_ending_owner(lock: Path, start: Any) -> None:
     holder = start(HOLD, lock)
     assert holder.stdout.readline()
     threading.Timer(0.5, holder.kill).start()
+    with pytest.raises(InUse), locked(lock, "it", wait=0):
+        pass
     with locked(lock, "it"):
         pass
 

@@ -135,6 +135,8 @@ def test_lr_decays_as_in_the_paper_and_has_its_default() -> None:
         )
         assert torch.equal(default, stated)
         assert not any(torch.equal(default, other) for other in others)
+    pulled, free = (invert_message(sent, SHAPE, steps=3, restarts=2, group=pull).losses for pull in (9.0, 0.0))
+    assert pulled != free  # one image, too
     row = torch.tensor([[[[0.0, 1.0, 3.0]]]])
     assert [float(_variation(one)) for one in (row, row.mT, row[..., :2], row[..., :1])] == [1.5, 1.5, 1.0, 0.0]
 
@@ -329,7 +331,7 @@ def test_a_search_that_ends_far_from_the_message_warns(method: str, distance: fl
         with pytest.warns(UserWarning, match=said) if warned else warnings.catch_warnings():
             warnings.simplefilter("always" if warned else "error")
             found = invert_message(
-                message, SHAPE, 1, labels=torch.tensor([0]), method=method, steps=1, total_variation=0, restarts=2
+                message, SHAPE, 1, labels=torch.tensor([4]), method=method, steps=1, total_variation=0, restarts=2
             )
         assert found.losses[not near] == min(found.losses) == pytest.approx(distance)
         assert max(found.losses) > 1
