@@ -66,7 +66,7 @@ def pair_tensors(
         ValueError: the sequences are empty, or differ in length or in the shapes or devices of their tensors.
     """
     for name, values in zip(names, (first, second)):
-        if not isinstance(values, Iterable) or isinstance(values, type):
+        if not isinstance(values, Iterable):
             raise TypeError(f"{name} must be tensors, one per network parameter, got {type(values).__name__}")
     ours, theirs = list(first), list(second)
     if not ours or len(ours) != len(theirs):

@@ -43,15 +43,15 @@ def slow_correlations(x: Tensor) -> list[list[float]]:
     return [[covariance[i][j] / (covariance[i][i] * covariance[j][j]) ** 0.5 for j in range(d)] for i in range(d)]
 
 
-@given(seeds, st.integers(2, 8), st.integers(2, 6))
+@given(seeds, st.integers(2, 8), st.integers(1, 6))
 def test_feature_decorrelation_equals_the_loop(seed, n, d):
     x = normal(seed, n, d)
     k = slow_correlations(x)
     paper = sum(k[i][j] ** 2 for i in range(d) for j in range(d)) / d**2
-    apart = sum(k[i][j] ** 2 for i in range(d) for j in range(d) if i != j) / (d * (d - 1))
+    apart = sum(k[i][j] ** 2 for i in range(d) for j in range(d) if i != j) / max(d * (d - 1), 1)
     assert float(feature_decorrelation(x, eps=1e-14)) == pytest.approx(paper, rel=1e-6)
     released = float(feature_decorrelation(x, variant="released", eps=1e-14))
-    assert released == pytest.approx(apart * (n - 1) ** 2 / n, rel=1e-6)
+    assert released == pytest.approx(apart * (n - 1) ** 2 / n, rel=1e-6, abs=1e-12)
 
 
 @given(seeds, sizes, st.sampled_from(["paper", "released"]))
@@ -101,6 +101,7 @@ def test_prototype_distance_ignores_absent_prototypes(case):
 @given(seeds, sizes, st.integers(2, 5), st.sampled_from([0.01, 0.1, 1.0, 10.0]))
 def test_clipped_logits_have_the_released_norm_and_threshold(seed, n, k, scale):
     logits = scale * normal(seed, n, k)
+    logits[0, 0], logits[0, 1:] = 0.4, 0
     clipped = clip_logit_norm(logits)
     for before, after in zip(logits, clipped):
         long = float(before.norm()) > 0.4
