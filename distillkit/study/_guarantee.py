@@ -6,9 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Guarantee, Ledger, compose
+from distillkit.privacy import ADD_OR_REMOVE_CLIENT, Guarantee, Ledger, compose
 from distillkit.study._records import read_json
 
 EXACT = (
@@ -70,13 +69,9 @@ def total_guarantee(
     """
     total: Counter[tuple[float, float]] = Counter()
     for ledger in ledgers:
-        clients: Sequence[Any] = sorted({str(e.client) for e in ledger.events} - {ALL_CLIENTS}) or [None]
         largest: Counter[tuple[float, float]] = Counter()
-        for client in clients:
-            own: Counter[tuple[float, float]] = Counter()
-            for sigma, rate, count in ledger.spends(client):  # a pair may occur several times
-                own[sigma, rate] += count
-            largest |= own
+        for client in sorted({str(e.client) for e in ledger.events}):
+            largest |= Counter({(sigma, rate): count for sigma, rate, count in ledger.spends(client)})
         total += largest
     single, delta = [ledger.guarantee() for ledger in ledgers], max(ledger.delta for ledger in ledgers)
     bound = compose([(*pair, count) for pair, count in total.items()], delta)

@@ -213,15 +213,14 @@ class Group:
         return {seed: float(value) for seed, value in found.items()}
 
 
-def group_records(records: RecordsLike, name: str = "records", *, columns: Sequence[str] = ()) -> list[Group]:
+def group_records(records: RecordsLike, *, columns: Sequence[str] = ()) -> list[Group]:
     """Group the runs by task and candidate, in the order of the records.
 
     Args:
         records: records of a study's finished runs, or the study's folder.
-        name: name of the argument, used in the error message.
         columns: names of columns, each of which at least one run must have.
     """
-    known = _as_records(records, name)
+    known = _as_records(records)
     require_columns(known, columns)
     keys = [(r.task, r.method, r.seed) for r in known] + list(known.missing)
     wanted = {task: tuple(sorted({s for t, _, s in keys if t == task})) for task, _, _ in keys}
@@ -248,15 +247,15 @@ def differences(group: Group, base: Group, column: str) -> dict[int, float]:
     return {seed: value - other[seed] for seed, value in group.by_seed(column).items() if seed in other}
 
 
-def _as_records(records: RecordsLike, name: str = "records") -> Records:
-    """Check the argument `name`, and return the records, which are read if it is a path."""
+def _as_records(records: RecordsLike) -> Records:
+    """Check the argument `records`, and return the records, which are read if it is a path."""
     if isinstance(records, str | os.PathLike):
         return read_records(records)
-    several = check.sequence(records, name, "`Record`s, or the folder of a study")
+    several = check.sequence(records, "records", "`Record`s, or the folder of a study")
     if wrong := [r for r in several if not isinstance(r, Record)]:
-        raise TypeError(f"{name} must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")
+        raise TypeError(f"records must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")
     if not several:
-        raise ValueError(f"{name} must hold at least one run, got none")
+        raise ValueError("records must hold at least one run, got none")
     _require_unique(several)
     return records if isinstance(records, Records) else Records(several)
 
@@ -442,7 +441,8 @@ def write_study(out: Path, fixed: Mapping[str, Any], design: Mapping[str, Any]) 
         ValueError: something has changed. A search may have got further configurations at its end.
     """
     path, content = out / "study.json", {**fixed, **design}
-    started = path.exists() and any(next(out.glob(f"*/{name}.json"), None) for name in ("config", "summary"))
+    files = [f"{runs}/{name}.json" for runs in ("*", "tuning/*") for name in ("config", "summary")]
+    started = path.exists() and any(next(out.glob(file), None) for file in files)
     before = read_json(path, "study") if started else content
     for key in fixed:
         if before[key] != content[key]:
@@ -474,4 +474,4 @@ def _changes(before: Any, now: Any, name: str = "") -> list[str]:
         return [f"{name}: was {json.dumps(one)}, now {json.dumps(other)}"]
     inner = f"{name}." if name else ""
     found = [text for key in {**one, **other} for text in _changes(one.get(key), other.get(key), f"{inner}{key}")]
-    return found or [f"{name}: another form"]
+    return found or ["another form"]  # such as a tuple for a list

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from distillkit.data import Split
 from distillkit.normalization import Normalization
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ADD_OR_REMOVE_RECORD, Event, Ledger, compose
 from distillkit.study import Condense, Study
-from distillkit.study._guarantee import CHOSEN, EXACT, OTHERS, study_guarantee, total_guarantee
+from distillkit.study._guarantee import CHOSEN, DIVIDED, EXACT, OTHERS, study_guarantee, total_guarantee
 from distillkit.study._records import write_json
 from distillkit.training import Protocol
 from tests.distillkit.study.test_study import task
@@ -26,41 +27,39 @@ SIGMA = 4.0
 
 def charged(real: LabeledImages, *, ledger: Ledger, generator: Any, sigma: float, fails: bool = False) -> LabeledImages:
     ledger.spend(Event("a test", sigma=sigma))
+    ledger.add_remark("a remark")
     if fails:
         raise FloatingPointError("the images diverged")
     return random_subset(real, ipc=1, generator=generator)
 
 
 def private(**settings: Any) -> Condense:
-    def make(factory: Any, **chosen: Any) -> Any:
-        def condense(real: LabeledImages, *, ledger: Ledger, generator: Any) -> LabeledImages:
-            return charged(real, ledger=ledger, generator=generator, **chosen)
-
-        return condense
-
-    return Condense(make, num_networks=1, protocol=Protocol(epochs=1), **settings)
+    short: dict[str, Any] = {"num_networks": 1, "protocol": Protocol(epochs=1)}
+    return Condense(lambda factory, **chosen: partial(charged, **chosen), **short, **settings)
 
 
 def test_every_run_on_the_images_counts_also_tuning_and_failed_runs(tmp_path: Path) -> None:
-    """Three configurations with two tuning seeds, one of which always fails, and two final runs: eight charges."""
+    """Three configurations with two tuning seeds, one of which always fails, and three final runs: nine charges."""
     search = [{"sigma": SIGMA}, {"sigma": SIGMA, "fails": True}, {"sigma": 2 * SIGMA}]
     plain = Condense(lambda factory: random_first, num_networks=1, protocol=Protocol(epochs=1), search=[{}, {}, {}])
     refused(lambda: replace(plain, rule="own"), ValueError, "rule must be one of 'last', got 'own'")
-    study = Study(tmp_path, task(), {"A": private(search=search), "B": plain}, seeds=(0, 1), tune_seeds=(100, 101))
+    control = private(settings={"sigma": 3 * SIGMA}, like="A", seeds=[1])
+    candidates = {"A": private(search=search), "B": plain, "C": control}
+    study = Study(tmp_path, task(), candidates, seeds=(0, 1), tune_seeds=(100, 101))
     study.run(trial=False, progress=False)
     charges = sorted(e.sigma for p in tmp_path.rglob("ledger.jsonl") for e in Ledger(p).events)
-    assert len(charges) == 3 * 2 + 2
+    assert len(charges) == 3 * 2 + 3
     total = study.guarantee(next(iter(study.design.tasks)))
     assert total.epsilon == pytest.approx(compose([(sigma, 1.0, 1) for sigma in charges], 1e-5).epsilon)
     assert total.epsilon > 2 * max(study.records(), key=lambda r: r.line["epsilon"] or 0).line["epsilon"]
-    assert total.remarks[:2] == ("the releases of 8 runs together, tuning runs included", EXACT)
+    assert total.remarks[:2] == ("the releases of 9 runs together, tuning runs included", EXACT)
     assert EXACT in str(study.table())
     choice = next(iter(json.loads((tmp_path / "choice.json").read_text(encoding="utf-8"))["tasks"].values()))
     assert (choice["A"]["not_private"], "not_private" in choice["B"]) == (EXACT, False)
     lines = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("tuning/*/summary.json")]
     tuning = [line["epsilon_remarks"][-1] for line in lines if line.get("noise")]
     assert tuning == [EXACT] * 4  # two configurations that did not fail
-    assert {r.line["epsilon_remarks"][-1] for r in study.records() if r.line["method"] == "A"} == {CHOSEN}
+    assert [r.line["epsilon_remarks"] for r in study.records() if r.line["method"] != "B"] == [["a remark", CHOSEN]] * 3
     assert any("8 further runs on the same images have no ledger" in remark for remark in total.remarks)
     assert f"epsilon {total.epsilon:.4g}" in str(study.table())
 
@@ -117,19 +116,43 @@ def test_a_record_may_belong_to_another_client_in_every_run() -> None:
 @pytest.mark.parametrize("last", [(1, "a"), (0, "b")])
 @pytest.mark.parametrize("relation", [ADD_OR_REMOVE_RECORD, ADD_OR_REMOVE_CLIENT])
 def test_clients_of_several_seeds_have_no_joint_epsilon(relation: str, last: tuple[int, str], tmp_path: Path) -> None:
+    write_json(tmp_path / "other" / "config.json", {"seed": 0, "notes": {"validation": True}})  # not of a study
     for number, (seed, name) in enumerate(((0, "a"), (0, "a"), last)):
-        notes = {"task": {"with": {"data": 1, "name": name}}, "validation": False}
-        write_json(tmp_path / str(number) / "config.json", {"seed": seed, "notes": notes})
+        notes = {"task": {"with": {"data": 1, "name": name}}, "validation": number == 0}
+        repeated = {"seed": 9, "notes": {**notes, "partition_seed": 0}}
+        config = {"seed": seed, "notes": notes} if number else repeated
+        write_json(tmp_path / str(number) / "config.json", config)
         Ledger(tmp_path / str(number) / "ledger.jsonl").spend(Event("m", SIGMA, relation=relation))
         total: Any = study_guarantee(tmp_path, "1")
-        assert ["in 2 ways" in total.reason, total.epsilon is None] == 2 * [number == 2 and "client" in relation]
+        joint = DIVIDED.format(2) if number == 2 and "client" in relation else ""
+        assert (total.reason, total.epsilon is None) == (joint, joint != "")
+        assert total.remarks[:2] == (f"the releases of {number + 1} runs together, tuning runs included", EXACT)
         assert total.nominal == pytest.approx(compose([(SIGMA, 1.0, number + 1)], 1e-5).epsilon)
 
 
 def test_seeded_noise_and_mixed_relations_leave_no_guarantee() -> None:
     event = Event("m", SIGMA)
-    seeded = total_guarantee([of(event), of(replace(event, seeded=True))])
-    assert (seeded.epsilon, "seeded" in seeded.reason) == (None, True)
-    assert seeded.nominal == pytest.approx(compose([(SIGMA, 1.0, 2)], 1e-5).epsilon)
-    mixed = total_guarantee([of(event), of(replace(event, relation=ADD_OR_REMOVE_CLIENT))])
+    seeded = of(replace(event, seeded=True))
+    client = of(replace(event, relation=ADD_OR_REMOVE_CLIENT))
+    for ledgers in ([of(event), seeded], [seeded, client]):
+        total = total_guarantee(ledgers, divisions=2)
+        assert (total.epsilon, total.reason) == (None, seeded.guarantee().reason)
+        assert total.nominal == pytest.approx(compose([(SIGMA, 1.0, 2)], 1e-5).epsilon)
+    mixed = total_guarantee([of(event), client], divisions=2)
     assert (mixed.epsilon, "one epsilon cannot cover" in mixed.reason) == (None, True)
+
+
+def test_joint_guarantee_states_what_it_covers_and_assumes() -> None:
+    ledgers = [of(), of(Event("m", SIGMA)), of(Event("m", SIGMA))]
+    for number, ledger in enumerate(ledgers):
+        ledger.add_remark(f"of run {number // 2}")
+        ledger.assume(f"entry {number}", ["size"])
+    total, tuned = total_guarantee(ledgers), total_guarantee(ledgers, 4, tuned=True, others=5)
+    single = ledgers[2].guarantee()
+    assert (total.delta, total.relation, total.accountant) == (single.delta, single.relation, single.accountant)
+    assert [total.assumptions[f"entry {number}"] for number in range(3)] == [("size",)] * 3
+    assert total.remarks == ("the releases of 3 runs together", "of run 0", "of run 1")
+    assert tuned.remarks == (
+        "the releases of 3 runs together, tuning runs included", EXACT, OTHERS.format(5),
+        "4 further runs on the same images have no ledger, so nothing bounds what they reveal", *total.remarks[1:],
+    )  # fmt: skip

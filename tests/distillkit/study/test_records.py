@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit.serialization import to_config
-from distillkit.study import (
-    Record,
-    RecordError,
-    Records,
-    read_choice,
-    read_records,
-    summary_table,
-    write_records,
-)
-from distillkit.study._records import group_records, write_json
+from distillkit.study import Record, RecordError, Records, read_choice, read_records, summary_table, write_records
+from distillkit.study._records import _checksum, group_records, write_json
 from tests.distillkit.study.sample_records import record, write
 from tests.refused import refused
 
@@ -47,13 +40,13 @@ PLAN = {
 
 
 def test_order_is_the_studys_and_missing_runs_are_known(tmp_path: Path) -> None:
-    found = read_records(write(tmp_path, THREE, PLAN))
-    assert [(r.method, r.seed) for r in found] == [("Local", 0), ("FedAvg", 1), ("FedAvg", 0), ("DM", 0)]
+    found = read_records(write(tmp_path, [record(0.5, "A"), *THREE], PLAN))
+    assert [(r.method, r.seed) for r in found] == [("Local", 0), ("FedAvg", 1), ("FedAvg", 0), ("DM", 0), ("A", 0)]
     assert len(found.missing) == 12 - 4
     assert ("digits", "DM", 1) in found.missing
     assert {(g.task, g.method): g.seeds for g in group_records(tmp_path)} == {
         ("digits", "Local"): "1 of 2", ("digits", "FedAvg"): "2", ("digits", "DM"): "1 of 2",
-        **{("other", candidate): "0 of 2" for candidate in METHODS},
+        ("digits", "A"): "1 of 2", **{("other", candidate): "0 of 2" for candidate in METHODS},
     }  # fmt: skip
 
 
@@ -77,7 +70,8 @@ def test_folder_without_runs_is_refused_and_its_content_named(tmp_path: Path) ->
     refused(lambda: read_records(tmp_path), FileNotFoundError, r"no subfolder holds a summary\.json$")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "history.jsonl").touch()
-    refused(lambda: read_records(tmp_path), FileNotFoundError, "1 runs have begun")
+    (tmp_path / "summary.json").touch()
+    refused(lambda: read_records(tmp_path), FileNotFoundError, r"a summary\.json; 1 runs have begun, so run the s")
     refused(lambda: read_records(tmp_path / "nowhere"), FileNotFoundError, "nowhere does not exist")
 
 
@@ -116,10 +110,13 @@ def test_no_changed_byte_of_a_record_is_read(file: str, tmp_path: Path) -> None:
 
 def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> None:
     """Averaging would treat them as seeds."""
-    a, b = (record([0.1], split=split, run=split) for split in ("iid", "Dirichlet 0.1"))
-    with pytest.raises(RecordError, match=r"Dirichlet 0\.1 and .*iid both have .* differ in run, split"):
+    a, b = record([0.1], run="iid"), record([0.1], run="Dirichlet 0.1", split=0.1)
+    with pytest.raises(RecordError, match=r"Dirichlet 0\.1 and .*iid both have .* differ in run\. Read"):
         read_records(write(tmp_path, [b, a]))
-    refused(lambda: group_records([a, b]), RecordError, "and differ in run, split")
+    said = r"seeds: {} both have \('digits', 'FedAvg', 0\), and differ in {}\. Read them separately"
+    refused(lambda: group_records([a, b]), RecordError, said.format("iid and Dirichlet 0.1", "run, split"))
+    lines = [{name: a.line[name] for name in ("task", "method", "seed", "accuracy_last")}] * 2
+    refused(lambda: group_records([*map(Record, lines)]), RecordError, said.format("a record and a record", "nothing"))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +148,7 @@ def test_history_shorter_than_its_summary_is_refused(tmp_path: Path) -> None:
         ({"accuracy_last": 91.5}, r"accuracy_last must be a fraction in \[0, 1\] or null, got 91\.5"),
         ({"accuracy_last": float("nan")}, "got nan"),
         ({"accuracy_last": True}, "got True"),
+        ({"accuracy_last": -0.1}, "got -0.1"),
         ({"seed": "0"}, "seed must be of type int, got '0'"),
         ({"seed": True}, "seed must be of type int"),
         ({"task": None}, "task must be of type str"),
@@ -159,10 +157,12 @@ def test_history_shorter_than_its_summary_is_refused(tmp_path: Path) -> None:
 )
 def test_line_of_another_type_is_refused(facts: dict[str, Any], said: str) -> None:
     refused(lambda: Record({**record(0.5).line, **facts}), RecordError, said)
+    refused(lambda: Record({}), RecordError, "a record: line lacks task, method, seed, accuracy_last; it has nothing")
 
 
 def test_values_are_looked_up_in_the_line_then_in_the_last_round() -> None:
-    one = record([0.4, 0.8], **{"a.b": 3})
+    one = record([0.4, 0.8], bytes_up=None, error=None, **{"a.b": 3})
+    assert (one.last("bytes_up"), one.failed) == (1_000_000, False)
     assert [one.last(name) for name in ("accuracy_best", "loss", "accuracy_clients.worst10")] == [0.8, 1.0, 0.4]
     assert [one.last(name) for name in ("a.b", "nothing", "accuracy.mean", "epsilon")] == [3, None, None, None]
 
@@ -179,7 +179,8 @@ def test_settings_are_shown_as_given() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 3, [3], {"a": 1}, [record(0.5), "x"]])
 def test_other_objects_are_refused(wrong: Any) -> None:
-    refused(lambda: group_records(wrong), TypeError, "records must be a list of")
+    last = wrong[-1] if isinstance(wrong, list) else wrong
+    refused(lambda: group_records(wrong), TypeError, f"records must be a list of .*got {type(last).__name__}")
     refused(lambda: group_records([]), ValueError, "records must hold at least one run")
 
 
@@ -203,16 +204,18 @@ def test_file_of_records_gives_the_same_tables_as_the_folder(tmp_path: Path) -> 
 
 def test_file_of_records_contains_the_choices_of_its_studies(tmp_path: Path) -> None:
     studies = [write(tmp_path / name, [record([0.5], task=name)]) for name in ("a", "b")]
-    for k, study in enumerate(studies):
+    for k, (study, rule) in enumerate(zip(studies, ("last", "late"))):
         result = {"search": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
-        choice = {"format": "distillkit.choice/1", "rule": "last", "seeds": [9], "tasks": {study.name: {"A": result}}}
-        write_json(study / "choice.json", choice | {"late_rounds": 1 + 2 * k})
+        choice = {"rule": rule, "seeds": [8, 9 + k], "tasks": {study.name: {"A": result}}, "late_rounds": 1 + 2 * k}
+        write_json(study / "choice.json", choice, "choice")
     first = write_records(studies[0], tmp_path / "a.jsonl")
     path = write_records(read_records(first) + read_records(studies[1]), tmp_path / "both.jsonl")
     tuned, facts = read_choice(path)
     assert [(t.task, t.method, t.chosen) for t in tuned] == [("a", "A", 0), ("b", "A", 0)]
-    assert facts == {"rule": "last", "seeds": [9], "late_rounds": [1, 3]}
+    assert facts == {"rule": "last, late", "seeds": [8, 9, 10], "late_rounds": [1, 3]}
     assert read_choice(first)[1]["late_rounds"] == 1
+    write_records(Records([record(0.5)], choices=[{"format": "distillkit.choice/0"}]), path)
+    refused(lambda: read_choice(path), RecordError, "both.jsonl has the format 'distillkit.choice/0'")
 
 
 def test_runs_missing_in_one_study_may_be_in_another() -> None:
@@ -231,6 +234,12 @@ def test_unreadable_files_of_records_are_named(tmp_path: Path) -> None:
         refused(lambda: read_records(path), RecordError, r"records\.jsonl (is damaged|has the format)")
     mixed, said = [THREE[0], record([0.3], seed=1)], "different tasks, methods or seeds"
     refused(lambda: write_records(mixed, path), RecordError, said)
+    line = {"line": dict(THREE[0].line), "rows": []}
+    for head, lines in (({}, [line] * 2), ({}, [{}]), ({}, [{**line, "line": 3}]), ({"missing": [3]}, [line])):
+        content = {"format": "distillkit.records/1", "missing": [], "choices": [], **head}
+        text = "".join(f"{json.dumps(one)}\n" for one in lines)
+        path.write_text(f"{json.dumps({**content, 'checksum': _checksum(content, text)})}\n{text}", encoding="utf-8")
+        refused(lambda: read_records(path), RecordError, said if len(lines) > 1 else r"records\.jsonl is damaged: ")
     for wrong in (None, [3]):
         with pytest.raises(TypeError, match="records must be"):
             write_records(wrong, path)  # type: ignore[arg-type]
@@ -239,11 +248,11 @@ def test_unreadable_files_of_records_are_named(tmp_path: Path) -> None:
 
 @given(st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=6), st.integers(1, 8))
 def test_late_is_the_mean_over_the_last_evaluated_rounds(accuracies: list[float | None], rounds: int) -> None:
-    runs = Records([record(accuracies)], [("digits", "FedDM", 0)])
+    runs = Records([record(accuracies)], [("digits", "FedDM", 0)], [{"rule": "last"}])
     found = runs.late(rounds)
     tested = [a for a in accuracies[-rounds:] if a is not None]
     assert found[0].line["accuracy_late"] == (pytest.approx(sum(tested) / len(tested)) if tested else None)
-    assert found.missing == runs.missing
+    assert (found.missing, found.choices) == (runs.missing, runs.choices)
     assert "accuracy_late" not in runs[0].line
 
 

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import signal
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ import pytest
 import torch
 
 from distillkit import LabeledImages, Normalization
-from distillkit._utils.provenance import git_commit
+from distillkit._utils.provenance import RUN_FORMAT, git_commit, versions
+from distillkit._utils.user_warnings import warn
 from distillkit.condense import distribution_matching, random_subset
 from distillkit.data import Split, partition
 from distillkit.evaluate import evaluate
@@ -34,18 +36,15 @@ from distillkit.study import (
     Job,
     Study,
     Task,
+    TuningResult,
     grid,
-    paired_differences,
     read_choice,
     read_records,
-    summary_table,
     tuning_table,
-    write_records,
 )  # fmt: skip
 from distillkit.study._execution import WorkerKilled, write_config
 from distillkit.study.condense_candidate import run_device, save_state
 from distillkit.training import Protocol
-from tests.distillkit.study.sample_records import search_sizes
 from tests.refused import refused
 
 
@@ -139,7 +138,7 @@ def test_all_candidates_compare_equally_many_configurations(tmp_path: Path) -> N
 
 def test_study_resumes_after_an_interruption(tmp_path: Path) -> None:
     def study(folder: str) -> Study:
-        candidates = {"A 0.5": known(search=grid(value=[1, 2])), "A 0-5": known(search=grid(value=[3, 4]))}
+        candidates = {"A 0.5": known(search=grid(value=[1, 2])), "(A 0-5)": known(search=grid(value=[3, 4]))}
         return Study(tmp_path / folder, task(), candidates, seeds=(0, 1))
 
     whole = executed(study("whole"))
@@ -208,22 +207,34 @@ def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path)
     said = (tmp_path / "choice.json").read_bytes()
     executed(Study(tmp_path, task(), candidates, seeds=(0,)))
     assert (tmp_path / "choice.json").read_bytes() == said  # candidates that are not requested again stay
+    executed(Study(tmp_path, [task("other"), task()], {"B": more.design.candidates["B"], **candidates}, seeds=(0, 1)))
+    expected = [(t, m, seed) for t in ("made", "other") for m in "AB" for seed in (0, 1)]  # the order stays
+    assert [(r.task, r.method, r.seed) for r in read_records(tmp_path)] == expected
     with pytest.raises(ValueError, match="different candidates with the names A"):
         executed(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
-    with pytest.raises(ValueError, match=r"different tasks with the names made \(rounds: was 10, now 3\)"):
-        executed(Study(tmp_path, task(rounds=3), candidates))
+    changed = task(rounds=3, factory_options={"width": 8, "depth": 1, "norm": "none"})
+    words = r"made \(factory_options.width: was 4, now 8; factory_options.norm: was null, now .none.; rounds: was 10"
+    refused(lambda: executed(Study(tmp_path, changed, candidates)), ValueError, f"tasks with the names {words}")
     own = Study(tmp_path, task(), candidates, rule="own")
     refused(lambda: executed(own), ValueError, "study.json has rule=last, got own")
 
 
 def test_study_is_corrected_in_its_folder_until_a_run_was_started(tmp_path: Path) -> None:
-    wrong = known(settings={"valeu": 1})
+    wrong, pair = known(settings={"valeu": 1}), known(settings={"classes": (2, 3)})
     refused(lambda: executed(Study(tmp_path, task(rounds=3), {"A": wrong}, seeds=(0,), rule="own")), TypeError, "valeu")
     assert (tmp_path / "study.json").exists()
     Known.executed.clear()
     assert executed(Study(tmp_path, task(), {"A": known(settings={"value": 1})}, seeds=(0,))) == ["made-a-0"]
     with pytest.raises(ValueError, match="different tasks with the names made"):
         executed(Study(tmp_path, task(rounds=3), {"A": known(settings={"value": 1})}, seeds=(0,)))
+    executed(Study(tmp_path / "pair", task(), {"A": pair}, seeds=(0,)))
+    listed = Study(tmp_path / "pair", task(), {"A": known(settings={"classes": [2, 3]})}, seeds=(0,))
+    refused(lambda: executed(listed), ValueError, r"different candidates with the names A \(another form\);")
+    candidates = {"A": known(search=grid(value=[1, 2]))}
+    Study(tmp_path / "tuned", task(), candidates).tune(trial=False, progress=False)
+    for other, said in ((task(rounds=3), "different tasks"), (task(), "study.json has rule=last, got own")):
+        study = Study(tmp_path / "tuned", other, candidates, rule="own" if "rule" in said else "last")
+        refused(lambda study=study: study.tune(progress=False), ValueError, said)
 
 
 def test_failing_configuration_is_never_chosen_and_has_a_reason(tmp_path: Path) -> None:
@@ -271,15 +282,17 @@ def with_rounds(values: list[float], **options: Any) -> Rounds:
     return Rounds(lambda factory, value: Number(value), search=grid(value=values), **options)
 
 
+@pytest.mark.parametrize("rule", ["late", "last"])
 @pytest.mark.parametrize(
     ("late", "mean"), [(None, [0.425, 0.375]), (1, [0.75, 0.45]), (3, [0.95 / 3, 0.35]), (9, [0.3625, 0.3875])]
 )
 def test_late_rule_averages_the_late_rounds_of_each_tuning_seed(
-    tmp_path: Path, late: int | None, mean: list[float]
+    tmp_path: Path, late: int | None, mean: list[float], rule: str
 ) -> None:
     def study(**options: Any) -> Study:
-        candidates = {"A": with_rounds([10, 30]), "B": with_rounds([10, 30], rule="last")}
-        return Study(tmp_path, task(), candidates, seeds=(0,), **{"rule": "late", "late_rounds": late, **options})
+        own: Any = {"late": {"B": "last"}, "last": {"A": "late"}}[rule]
+        candidates = {name: with_rounds([10, 30], rule=own.get(name)) for name in "AB"}
+        return Study(tmp_path, task(), candidates, seeds=(0,), **{"rule": rule, "late_rounds": late, **options})
 
     study().run(trial=False, progress=False)
     tuned, facts = read_choice(tmp_path)
@@ -312,6 +325,9 @@ def test_search_may_be_continued_and_replaces_runs_of_a_former_choice(tmp_path: 
     assert study(10, 30, 40, 60).tune(trial=False, progress=False, seconds=1e-9) == []
     executed(study(10, 30, 40, 60))
     assert sorted(path.name for path in (tmp_path / "replaced").iterdir()) == ["made-a-0-1", "made-a-0-2"]
+    study(10).tune(trial=False, progress=False)  # the folder keeps what it was asked before
+    said = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
+    assert [len(one["search"]) for one in said["candidates"].values()] == [4, 4]
     refused(lambda: executed(study(10, 30, 45)), ValueError, r"names A")
 
 
@@ -319,6 +335,11 @@ def test_configurations_may_be_compared_on_another_task(tmp_path: Path) -> None:
     study = Study(tmp_path, task(), {"A": known(search=grid(value=[10, 30]))}, seeds=(0,), tune_on=task("public"))
     assert executed(study) == ["public-a-0-100", "public-a-1-100", "made-a-0"]
     assert study.records()[0].line["settings"] == {"value": 30}
+    one, two = task("one"), task("two")
+    here = {"Like": known(like="A", tasks=["two"]), "A": known(search=grid(value=[10, 30]), tasks=["one"])}
+    study = Study(tmp_path / "here", [one, two], here, seeds=(0,), tune_on=one)
+    assert executed(study)[-2:] == ["one-a-0", "two-like-0"]
+    assert [r.line["settings"] for r in study.records()] == [{"value": 30}] * 2
 
 
 def test_control_uses_anothers_settings_and_its_own(tmp_path: Path) -> None:
@@ -333,7 +354,13 @@ def test_control_uses_anothers_settings_and_its_own(tmp_path: Path) -> None:
     assert from_config(settings, store=like.folder / "arguments") == [["classes", 3], ["value", 30]]
     tuned, control = read_choice(tmp_path)[0]
     assert [one["settings"] for one in tuned.configurations] == grid(value=[10, 30], classes=[2])
-    assert control.like == "A"
+    assert control == TuningResult("made", "Like A", (), None, "A")
+    said = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
+    others = {"rule": "last", "late_rounds": None, "tune_seeds": [100], "tune_on": None, "versions": versions()}
+    assert {name: said[name] for name in others} == others
+    planned = said["candidates"]["Like A"]
+    assert (planned["like"], planned["rule"]) == ("A", None)
+    assert from_config(planned["settings"], store=tmp_path / "arguments") == {"classes": 3}
 
 
 def test_ablation_runs_only_on_its_tasks_and_seeds(tmp_path: Path) -> None:
@@ -362,61 +389,69 @@ def test_ablation_runs_only_on_its_tasks_and_seeds(tmp_path: Path) -> None:
     assert executed(study()) == ["two-c-0", "two-c-1"]
 
 
+TWO: dict[str, Any] = {"tasks": [task("one", own_tests=0.2), task("two"), task("three")]}
+OWNED = Owned(lambda factory, value: 0, search=grid(value=[1, 2]))
+OTHERS = {"B": known(), "C": known(like="B")}
+INVALID: list[tuple[dict[str, Any], str]] = [
+    (
+        {"candidates": {"A": OWNED, **OTHERS}},
+        "equally many configurations, for a fair comparison; got A 2, B 1. Use like=",
+    ),
+    ({"candidates": {}}, "candidates must hold at least one"),
+    ({"candidates": {"A b": known(), "a-b": known()}}, "differ in their letters and digits, got ['A b', 'a-b']"),
+    ({"candidates": {"=": known()}}, "candidates must have names that differ in their letters and digits, got ['=']"),
+    ({"candidates": {"A": known(like="B")}}, "candidates['A'].like must name a candidate without like, got 'B'"),
+    (
+        {"candidates": {**OTHERS, "D": known(like="C")}},
+        "candidates['D'].like must name a candidate without like, got 'C'",
+    ),
+    (
+        {"candidates": {"A": known(), "B": replace(known(like="A"), make=None)}},
+        "candidates['B'] was read from a record",
+    ),
+    ({"candidates": {"A": known(tasks=["two", "made"])}}, "'A'].tasks must be among the study's ['made'], got ['two']"),
+    ({"candidates": {"A": known(seeds=[0, 7])}}, "candidates['A'].seeds must be among the study's [0, 1, 2], got [7]"),
+    (
+        {**TWO, "candidates": {"A": known(tasks=["one"]), "B": known(like="A", tasks=["one", "two"])}},
+        "candidates['B'].like='A' must run on all tasks of 'B', but not on ['two']",
+    ),
+    ({"seeds": (9, 101, 100)}, "tune_seeds and seeds must be disjoint, but both contain [100, 101]"),
+    ({"seeds": ()}, "seeds must hold at least one"),
+    ({"tune_seeds": (7, 7)}, "tune_seeds must hold at least one seed, without duplicates; got [7, 7]"),
+    ({"seeds": (0, -1)}, "seeds[1] must be at least 0, got -1"),
+    ({"tasks": [task(), task()]}, "tasks must hold at least one task, with different names; got ['made', 'made']"),
+    ({"tune_on": task(rounds=3)}, "tune_on must have a name of its own or be one of tasks; got another 'made'"),
+    ({"rule": "best"}, "rule must be one of"),
+    (
+        {**TWO, "rule": "own", "candidates": {"A": replace(OWNED, tasks=["one", "three"])}},
+        "rule='own' chooses by the clients' own test sets, but the task 'three' has none: set Task(own_tests=0.2), or "
+        "choose candidates['A'] by another rule",
+    ),
+]
+WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
+    ({"candidates": {"A": 3}}, "candidates['A'] must be a Candidate"),
+    ({"out": None}, "out must be"),
+    ({"tasks": [task(), 3]}, "tasks[1] must be a Task"),
+    ({"tasks": 3}, "tasks"),
+    ({"tune_on": "digits"}, "tune_on must be a Task"),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        (
-            {"candidates": {"A": known(search=grid(value=[1, 2])), "B": known()}},
-            ValueError,
-            "equally many configurations.*A 2, B 1",
-        ),
-        ({"candidates": {"A": 3}}, TypeError, "candidates\\['A'\\] must be a Candidate"),
-        ({"candidates": {}}, ValueError, "candidates must hold at least one"),
-        ({"candidates": {"A b": known(), "a-b": known()}}, ValueError, "differ in their letters"),
-        ({"candidates": {"=": known()}}, ValueError, "differ in their letters"),
-        ({"candidates": {"A": known(like="B")}}, ValueError, "like must name a candidate"),
-        ({"candidates": {"A": known(), "B": replace(known(like="A"), make=None)}}, ValueError, "B.* has no make"),
-        (
-            {"candidates": {"A": known(tasks=["two"])}},
-            ValueError,
-            r"candidates\['A'\].tasks must be among the study's \['made'\]",
-        ),
-        (
-            {"candidates": {"A": known(seeds=[7])}},
-            ValueError,
-            r"candidates\['A'\].seeds must be among the study's \[0, 1, 2\], got \[7\]",
-        ),
-        (
-            {"tasks": [task("one"), task("two")], "candidates": {"A": known(tasks=["one"]), "B": known(like="A")}},
-            ValueError,
-            "like='A' must run on all tasks of 'B', but not on \\['two'\\]",
-        ),
-        ({"seeds": (100,)}, ValueError, "tune_seeds and seeds must be disjoint"),
-        ({"seeds": ()}, ValueError, "seeds must hold at least one"),
-        ({"tasks": [task(), task()]}, ValueError, "tasks must hold at least one task, with different names"),
-        ({"tasks": 3}, TypeError, "tasks"),
-        ({"tune_on": "digits"}, TypeError, "tune_on must be a Task"),
-        ({"tune_on": task(rounds=3)}, ValueError, "tune_on must have a name of its own"),
-        ({"rule": "best"}, ValueError, "rule must be one of"),
-        ({"out": None}, TypeError, "out must be"),
-        (
-            {"rule": "own", "candidates": {"A": Owned(lambda factory, value: 0, search=grid(value=[1, 2]))}},
-            ValueError,
-            "rule='own' chooses by the clients' own test sets, but the task 'made' has none",
-        ),
-    ],
+    ("options", "words", "error"),
+    [*((*one, ValueError) for one in INVALID), *((*one, TypeError) for one in WRONG_TYPES)],
 )
 def test_invalid_arguments_are_named(
     tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    given = {"out": tmp_path, "tasks": task(), "candidates": {"A": known()}, **options}
-    refused(lambda: Study(**given), error, words)
+    given = {"out": tmp_path, "tasks": task(), "candidates": {"A": known()}, "tune_seeds": (100, 101), **options}
+    refused(lambda: Study(**given), error, re.escape(words))
 
 
 @pytest.mark.parametrize("rule", ["own", "late"])
 def test_a_rule_without_a_column_in_the_summaries_is_refused_at_once(tmp_path: Path, rule: Any) -> None:
     made = Condense(few(1), search=grid(lr=[0.1, 1.0]))
-    words = rf"rule='{rule}' cannot choose for candidates\['A'\], because a Condense has no accuracy_{rule}"
+    words = rf"for candidates\['A'\], because a Condense has no accuracy_{rule}: pass rule='last' to this candidate"
     refused(lambda: Study(tmp_path, task(own_tests=0.2), {"A": made}, rule=rule), ValueError, words)
     candidates = {"A": replace(made, rule="last"), "B": replace(made, search=[{}], like="A")}
     Study(tmp_path, task(own_tests=0.2), candidates, rule=rule)
@@ -446,6 +481,13 @@ def test_invalid_candidate_is_refused_with_the_reason() -> None:
 
 
 def test_task_without_a_name_is_refused_first(tmp_path: Path) -> None:
+    odd = {"value": object()}
+    for name, candidate in (("settings", known(settings=odd)), ("search", known(search=[odd]))):
+        study = Study(tmp_path, task(), {"A": candidate})
+        refused(lambda study=study: executed(study), SerializationError, rf"candidates\['A'\]\.{name}")
+    measured = Condense(few(1), measure=lambda small, job: {})
+    study = Study(tmp_path, task(), {"A": measured})
+    refused(lambda: executed(study), SerializationError, r"candidates\['A'\]\.measure")
     study = Study(tmp_path, task(partition=lambda labels: [torch.arange(len(labels))]), {"A": known()})
     refused(lambda: executed(study), SerializationError, "tasks\\['made'\\].partition")
     assert not Known.executed
@@ -497,14 +539,17 @@ def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypa
         takes(2.0 * (protocol.epochs + 1))()  # so many `train` does, as the papers' code
 
     def made(real: LabeledImages, *, generator: Any) -> LabeledImages:
-        takes(torch.get_num_threads() + 4.0)()
+        takes(torch.get_num_threads() + len(real) / 10)()
+        warn("the run itself warns")
         return random_subset(real, ipc=1, generator=generator)
 
     candidate = Condense(lambda factory: made, num_networks=3, protocol=Protocol(epochs=50), threads=3)
     monkeypatch.setattr("distillkit.study.condense_candidate.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr("distillkit.study.condense_candidate.train", trained)
-    monkeypatch.setattr("distillkit.study.condense_candidate.accuracy", takes(11.0))
-    assert Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).estimate().seconds == 7 + 3 * (51 * 2 + 11)
+    monkeypatch.setattr("distillkit.study.condense_candidate._TRIAL_TEST_IMAGES", 5)
+    monkeypatch.setattr("distillkit.study.condense_candidate.accuracy", lambda _, test: takes(float(len(test)))())
+    with warnings.catch_warnings(action="error"):
+        assert Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).estimate().seconds == 7 + 3 * (51 * 2 + 20)
 
     def stepping(real: LabeledImages, *, steps: int, callback: Any, resume: Any) -> LabeledImages:
         for step in range(1, steps + 1):
@@ -515,7 +560,7 @@ def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypa
     for steps in (20, 4, 2):
         stepped = replace(candidate, make=lambda factory, steps=steps: partial(stepping, steps=steps))
         found = Study(tmp_path / str(steps), task(), {"A": stepped}, seeds=(0,)).estimate().seconds
-        assert found == 9 + 5 * (steps - 1) + 3 * (51 * 2 + 11)
+        assert found == 9 + 5 * (steps - 1) + 3 * (51 * 2 + 20)
 
 
 @pytest.mark.parametrize(
@@ -537,13 +582,18 @@ def test_private_condenser_gets_a_ledger_and_reports_its_epsilon(tmp_path: Path)
     study = Study(tmp_path, task(), {"A": candidate, "B": some}, seeds=(0,))
     record, mixed = study.run(trial=False, progress=False)
     assert (mixed.line["noise"], mixed.line["epsilon"]) == ("seeded", None)
+    assert "seeded" in mixed.line["epsilon_reason"]
+    assert record.line.keys() == mixed.line.keys() - {"epsilon_reason"}
+    assert study.guarantee("made").reason == mixed.line["epsilon_reason"]
     assert record.line["epsilon"] == Ledger(tmp_path / "made-a-0" / "ledger.jsonl", delta=1e-6).epsilon()
     assert record.line["sigma"] == 2.0
     said = {name: record.line[name] for name in ("delta", "relation", "noise")}
     assert said == {"delta": 1e-6, "relation": "add or remove one record", "noise": "operating system"}
     config = json.loads((tmp_path / "made-a-0" / "config.json").read_text(encoding="utf-8"))
-    assert config["recipe"] is None
-    assert "charged" in config["recipe_missing"]
+    assert "charged" in config.pop("recipe_missing")
+    notes = config.pop("notes")
+    others = {"recipe": None, "format": RUN_FORMAT, "seed": 0, "device": "cpu", "versions": versions()}
+    assert (config, notes["method"], notes["validation"]) == (others, "A", False)
 
 
 def test_condensers_with_callbacks_and_full_data_sets_run(tmp_path: Path) -> None:
@@ -559,6 +609,9 @@ def test_condensers_with_callbacks_and_full_data_sets_run(tmp_path: Path) -> Non
     assert 0 <= record.line["cpu_seconds_condense"] <= record.line["cpu_seconds_test"]
     assert record.line["seconds"] == pytest.approx(record.line["seconds_condense"] + record.line["seconds_test"])
     assert record.line["accuracy_std"] == row.std
+    fixed = replace(candidate, make=lambda factory: partial(lambda real, *, generator: real[:generator], generator=6))
+    [short] = Study(tmp_path / "fixed", task(), {"A": fixed}, seeds=(3,)).run(trial=False, progress=False)
+    assert short.line["images"] == 6
 
 
 def test_existing_set_is_not_remade_and_its_seconds_are_unknown(tmp_path: Path) -> None:
@@ -598,6 +651,8 @@ def test_interrupted_condenser_continues_from_its_last_saved_step(
     with pytest.raises(KeyboardInterrupt):
         study.run(trial=False, progress=False)
     assert state.exists()
+    changed = Study(tmp_path / "stopped", task(rounds=3), candidates, seeds=(0,))
+    refused(lambda: executed(changed), ValueError, "different tasks with the names made")
     monkeypatch.setattr("distillkit.study.condense_candidate.save_state", save_state)
     [found] = study.run(trial=False, progress=False)
     assert found.line["hash"] == whole.line["hash"]
@@ -646,7 +701,9 @@ def test_estimated_time_counts_the_remaining_runs(tmp_path: Path) -> None:
     assert [(row.method, row.runs) for row in study.estimate(processes=1).rows] == [("B", 1)]
 
 
-def test_networks_are_created_on_the_runs_device_and_others_evaluated(tmp_path: Path) -> None:
+def test_networks_are_created_on_the_runs_device_and_others_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[str, int]] = []
 
     def seeing(real: LabeledImages, *, factory: Any) -> LabeledImages:
@@ -677,6 +734,14 @@ def test_networks_are_created_on_the_runs_device_and_others_evaluated(tmp_path: 
     other = replace(candidate, tested=tested)
     other.run(other.build(where.task, split, {}), where)
     assert seen[1:] == [("cpu", count), ("tested", 2)]
+    there = replace(where, device="cuda", keep=torch.arange(10), validation=True)
+    kept, _ = where.task.pooled(split, keep=there.keep, validation=True)
+    devices: list[str] = []
+    monkeypatch.setattr(LabeledImages, "to", lambda self, device, *_: devices.append(str(device)) or self)
+    assert candidate.run(lambda real: real, there)["images"] == len(kept)
+    images(3, 0).save(tmp_path / "set.safetensors")
+    assert candidate.run(lambda real: real, there)["images"] == 3
+    assert (devices.count("cuda"), devices[-1]) == (2 + 3, "cpu")  # the data and the stored set, and the hash
 
 
 def killed(real: LabeledImages, *, generator: Any) -> LabeledImages:
@@ -723,48 +788,3 @@ def test_study_with_a_deadline_stops_after_each_step_and_continues(
     plenty = Study(tmp_path / "plenty", task(), candidates, **how)
     assert not plenty.run(trial=False, progress=False, seconds=1e6).missing
     refused(lambda: study.run(seconds=0.0), ValueError, "seconds must be greater than 0")
-
-
-def two_tasks(folder: Path) -> Study:
-    candidates = {
-        "Low": known(search=[{"value": 10.0}, {"value": 30.0}, {"value": -1.0}]),
-        "High": known(search=[{"value": 70.0}, {"value": 90.0}, {"value": 80.0}]),
-        "As low": known(like="Low"),
-    }
-    return Study(folder, [task("a"), task("b")], candidates, seeds=(1, 0), tune_seeds=(100,))
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    found = two_tasks(tmp_path_factory.mktemp("whole"))
-    found.run(trial=False, progress=False)
-    return found
-
-
-def test_interrupted_study_shows_missing_runs_and_resumes_to_equal_tables(finished: Study, tmp_path: Path) -> None:
-    half = two_tasks(tmp_path / "half")
-    Known.stop_at = "b-high-0"
-    with pytest.raises(KeyboardInterrupt):
-        half.run(trial=False, progress=False)
-    found = read_records(half.out)
-    assert found.missing == (("b", "High", 0), ("b", "As low", 0))
-    assert [line[:3] for line in summary_table(half.out).cells] == [
-        ("a", "Low", "2"), ("a", "High", "2"), ("a", "As low", "2"),
-        ("b", "Low", "2"), ("b", "High", "1 of 2"), ("b", "As low", "1 of 2"),
-    ]  # fmt: skip
-    Known.stop_at = ""
-    half.run(trial=False, progress=False)
-    assert str(summary_table(half.out)) == str(summary_table(finished.out))
-
-
-def test_configurations_and_differences_are_read_from_folder_and_file(finished: Study, tmp_path: Path) -> None:
-    assert search_sizes(finished.out) == {"a": 3, "b": 3}
-    assert [line[1:4] for line in tuning_table(finished.out, task="a").cells] == [
-        ("Low", "value=30.0", "3 (1 failed)"), ("High", "value=90.0", "3"), ("As low", "as Low", "–"),
-    ]  # fmt: skip
-    rows = paired_differences(finished.records(), "Low").rows
-    assert [row["difference"] for row in rows] == pytest.approx([0.6, 0.0] * 2)
-    assert [row["seeds"] for row in rows] == [2] * 4
-    kept = write_records(finished.out, tmp_path / "records.jsonl")
-    assert str(tuning_table(kept)) == str(tuning_table(finished.out))
-    assert str(summary_table(kept, columns=["settings.value"])) == str(finished.table(columns=["settings.value"]))
