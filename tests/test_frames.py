@@ -7,13 +7,14 @@ import sys
 import pytest
 
 import fl
+from distillkit.serialization import to_config
 from distillkit.study import Record, Records
 from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
 
+LR = to_config({"lr": 0.1})
 RECORDS = Records([
-    Record({"task": "a", "method": "m", "seed": 0, "accuracy_last": 0.5, "settings": {"lr": 0.1}, "up": {"x": {"y": 1}}}
-    ),
+    Record({"task": "a", "method": "m", "seed": 0, "accuracy_last": 0.5, "settings": LR, "up": {"x": {"y": 1}}}),
     Record({"task": "a", "method": "m", "seed": 1, "accuracy_last": None, "error": "raised"}),
 ])  # fmt: skip
 

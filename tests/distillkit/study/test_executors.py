@@ -9,13 +9,14 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from distillkit import LabeledImages
 from distillkit.condense import distribution_matching, random_subset
@@ -23,18 +24,14 @@ from distillkit.data import Split
 from distillkit.locking import InUse, locked
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.study import Candidate, Condense, Cost, Job, Study, grid, worker_pool
-from distillkit.study._execution import WorkerKilled
+from distillkit.study._execution import _SPLITS, RunSpec, WorkerKilled, set_aside
+from distillkit.study._records import write_json
 from distillkit.training import Protocol
-from tests.distillkit.study.test_study import images, task
+from tests.distillkit.study.test_study import Number, images, task
 from tests.distillkit.test_locking import HOLD, start  # noqa: F401
 from tests.refused import refused
 
 QUIET: dict[str, Any] = {"trial": False, "progress": False}
-
-
-@dataclass(frozen=True)
-class Number:
-    value: float
 
 
 @dataclass(frozen=True)
@@ -105,10 +102,11 @@ class Jobs:
     def submit(self, function: Any, *arguments: Any) -> Later:
         self.count += 1
         self.keys.append(arguments)
-        return Later(self.lose if self.count - 1 in self.lost else partial(function, *arguments))
+        lost = self.count - 1 in self.lost
+        return Later(partial(self.lose, self.count) if lost else partial(function, *arguments))
 
-    def lose(self) -> None:
-        raise RuntimeError("the node is gone")
+    def lose(self, call: int) -> Any:
+        raise RuntimeError(f"the node of call {call} is gone")
 
 
 def lines(study: Study) -> list[dict[str, Any]]:
@@ -136,21 +134,27 @@ class CountsTests(Steps):
     """Candidate whose accuracy shows the number of test images."""
 
     def run(self, made: Number, job: Job) -> dict[str, Any]:
+        assert (job.settings, torch.get_num_threads()) == ({"slow": (1, 2)}, 1)
         return {"accuracy_last": len(job.split.test) / 100, "rounds": None}
 
 
 def test_a_worker_uses_the_images_of_each_task(tmp_path: Path) -> None:
     tasks = [task(), task("other", data=Split(images(40, 0), images(30, 2), ("a", "b")))]
-    study = Study(tmp_path, tasks, {"A": CountsTests(number)}, seeds=(0, 1))
-    study.run(executor=Jobs(), **QUIET)
-    found = {(r.line["task"], r.line["accuracy_last"]) for r in study.records()}
-    assert found == {("made", 0.2), ("other", 0.3)}
+    threads = torch.get_num_threads()
+    for folder, given in (("a", tasks), ("b", [replace(tasks[1], name="made")])):
+        study = Study(tmp_path / folder, given, {"A": CountsTests(number, settings={"slow": (1, 2)})}, seeds=(0, 1))
+        torch.set_num_threads(2)
+        study.run(executor=Jobs(), **QUIET)
+        counts = {one.name: len(one.load().test) / 100 for one in given}
+        assert [r.line["accuracy_last"] for r in study.records()] == [counts[r.task] for r in study.records()]
+        assert len(_SPLITS) == 1
+    torch.set_num_threads(threads)
 
 
 class Claimed(Jobs):
     """Executor whose lost calls find that another process executes the run."""
 
-    def lose(self) -> Any:
+    def lose(self, call: int) -> Any:
         return InUse("in use", 1)
 
 
@@ -162,7 +166,7 @@ def test_run_that_was_claimed_before_its_worker_began_is_tried_again(tmp_path: P
 
 def test_run_that_is_lost_twice_is_named_and_all_others_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1, 2))
-    with pytest.raises(WorkerKilled, match=r"workers of made-a-1 were killed.*RuntimeError: the node is gone") as lost:
+    with pytest.raises(WorkerKilled, match=r"of made-a-1 were killed.*Error: the node of call 4 is gone") as lost:
         study.run(executor=Jobs(1, 3), **QUIET)
     assert isinstance(lost.value.__cause__, RuntimeError)
     assert [record.line["run"] for record in study.records()] == ["made-a-0", "made-a-2"]
@@ -171,12 +175,36 @@ def test_run_that_is_lost_twice_is_named_and_all_others_finish(tmp_path: Path, m
 
     class Broken:
         def submit(self, *_: Any) -> Any:
-            raise BrokenProcessPool("it ended")
+            raise OSError("it ended")
 
     other = Study(tmp_path / "other", task(), {"A": steps(tmp_path)}, seeds=(0, 1))
     refused(lambda: other.run(executor=Broken(), **QUIET), WorkerKilled, "made-a-0, made-a-1 were .*it ended")
     monkeypatch.setattr("distillkit.study._execution.PreparedRun.serialize", lambda *_: 1 / 0)
     refused(lambda: other.run(executor=Broken(), **QUIET), ZeroDivisionError, "division")
+
+
+def test_run_that_a_worker_cannot_prepare_is_an_error_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distillkit.study._execution.SerializedRun._prepare", lambda *_: 1 / 0)
+    study = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0,))
+    refused(lambda: study.run(executor=Jobs(), **QUIET), ZeroDivisionError, "division")
+
+
+@pytest.mark.parametrize("files", [("config",), ("summary",), ("config", "summary"), ()])
+def test_only_a_run_with_other_settings_is_set_aside(files: tuple[str, ...], tmp_path: Path) -> None:
+    """The summary has the last word on the settings; every run has its own numbers in `replaced`."""
+    for name in ("a", "b", "a"):
+        spec = RunSpec(name, name, "task", "method", 0, {"lr": 0.1})
+        (tmp_path / name).mkdir(exist_ok=True)
+        for file in files:
+            settings = {"lr": 0.1 if (file, len(files)) == ("config", 2) else 0.2}
+            content = {"settings": settings} if file == "summary" else {"notes": {"settings": settings}}
+            write_json(tmp_path / name / f"{file}.json", content)
+        set_aside(tmp_path, spec)
+        set_aside(tmp_path, replace(spec, settings={"lr": 0.2}))  # nothing is left, or it is asked for
+    found = sorted(path.name for path in tmp_path.glob("replaced/*"))
+    assert found == (["a-1", "a-2", "b-1"] if files else [])
 
 
 def test_error_of_a_run_is_raised_with_its_traceback_and_not_repeated(tmp_path: Path) -> None:

@@ -18,18 +18,6 @@ PILOT = {10: 0.031, 11: 0.058, 12: -0.004, 13: 0.047, 14: 0.022}
 
 
 @pytest.mark.parametrize(
-    ("seeds", "effect", "level", "power"),
-    [
-        (50, 0.421637, 0.05, 0.832114),  # Cohen (1969) p. 48, as in the manual of G*Power 3.1
-        (60, 0.2, 0.10, 0.4555818),  # Cohen (1988) p. 47, as in R's pwr.t.test
-        (40, 8 / (16 * math.sqrt(2 * (1 - 0.6))), 0.05, 0.931525),  # Cohen (1988) p. 50, paired, as in R's pwr.t.test
-    ],
-)
-def test_power_has_published_values(seeds: int, effect: float, level: float, power: float) -> None:
-    assert power_of(seeds, effect, 1.0, level=level) == pytest.approx(power, abs=2e-6)
-
-
-@pytest.mark.parametrize(
     ("effect", "std", "seeds"),
     [
         (0.4, 1.0, 52),  # Brysbaert, "How many participants do we have to include", Journal of Cognition 2019

@@ -56,8 +56,9 @@ def test_every_image_has_one_use(seed: int, own: float, share: float, validation
     assert sum(map(len, uses)) == len(set().union(*uses))
     if not cut and not (validation and own):
         assert set().union(*uses) == numbers(split.train)
-    if not validation:
-        assert dealt.test is split.test
+    assert (dealt.test is split.test) == (not validation)
+    apart = replace(split, validation=images(7, seed=2))
+    assert one.assign(apart, seed, validation=True).test is apart.validation
     for data, owned in zip(dealt.clients, dealt.owners, strict=True):
         assert numbers(data) == set(owned.tolist())
 
@@ -84,19 +85,6 @@ def test_candidate_without_clients_trains_on_the_clients_data(seed: int, own: fl
     dealt, (pooled, test) = one.assign(split, seed, validation=validation), one.pooled(split, validation=validation)
     assert numbers(pooled) == set().union(*(numbers(c) for c in dealt.clients))
     assert numbers(test) == numbers(dealt.test)
-
-
-def test_configurations_are_compared_on_held_out_data_not_the_test_set() -> None:
-    one = task()
-    split = one.load()
-    dealt, whole = one.assign(split, 3, validation=True), one.assign(split, 3)
-    held = numbers(dealt.test)
-    assert held
-    assert held <= numbers(split.train)
-    assert not held & set().union(*(numbers(c) for c in dealt.clients))
-    assert set().union(*(numbers(c) for c in whole.clients)) == numbers(split.train)
-    own = Split(split.train, split.test, split.classes, validation=images(7, seed=2))
-    assert task(data=own).assign(own, 0, validation=True).test is own.validation
 
 
 @settings(deadline=None, max_examples=20)

@@ -34,13 +34,13 @@ from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Entry, Message
 from fl.participants import Interrupted
 from tests.fl.flower.test_incompatible import asked, cohort
+from tests.fl.flower.test_node_ledger import INFO
 from tests.fl.flower.test_policy import written
-from tests.fl.flower.test_runs import FAST, client_data
+from tests.fl.flower.test_runs import CONFIG, FAST, client_data
 from tests.fl.test_private_runs import SIGMA
 from tests.refused import refused
 
 number_of_changes = pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-CONFIG = {"partition-id": 1, "num-partitions": 5}
 ODD: list[Any] = [
     None, True, -1, 10**400, -(10**400), 2**63, math.nan, math.inf, 1e308, "", "x", "../../evil", "/evil", "a\0b",
     "\ud800", "9" * 400, "x" * 20_000, [], [[]] * 20, {}, {"a": 1}, {"x" * 2000: 1}, json.loads("[" * 200 + "]" * 200),
@@ -128,7 +128,7 @@ def test_changed_replies_are_failures_of_their_client(count: int) -> None:
     for _ in range(count):
         name, private = draws.choice([("result", False), ("result", False), ("ledger", True)])
         transport = cohort(ledger if private else None)
-        transport._registry.nodes[1] = node_info()
+        transport._registry.nodes[1] = INFO
         result = transport._read(asked(), mutated(whole, name, draws))
         assert isinstance(result, ClientResult)
         assert len(result.error or "") <= 500
@@ -138,12 +138,6 @@ def test_changed_replies_are_failures_of_their_client(count: int) -> None:
     assert found[False] > 0.5 * count
     assert len(ledger.events) < 2 * count
     assert all(event.count < 10**13 for event in ledger.events)
-
-
-def node_info() -> Any:
-    from tests.fl.flower.test_node_ledger import INFO
-
-    return INFO
 
 
 class Odd:
