@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
 import shlex
 import shutil
 import sys
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import click
 import numpy as np
@@ -23,6 +26,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import attacks.commands
+import distillkit
 import fl.commands
 from attacks import Report, leaks
 from distillkit import LabeledImages, Normalization
@@ -111,7 +115,8 @@ def test_condense_is_the_library_call(photos: Path, folder: Path, small: Labeled
     found, record = LabeledImages.load("small.safetensors"), json.loads(result.stdout)
     assert torch.equal(found.images, small.images)
     assert (found.class_names, found.normalization) == (("cat", "dog", "owl"), small.normalization)
-    assert (record["images"], record["info"]["ipc"]) == (6, 2)
+    wanted = {"out": "small.safetensors", "picture": "small.png", "images": 6, "info": dict(found.info)}
+    assert record == {**wanted, "seconds": ANY}
     with Image.open("small.png") as picture:
         assert picture.width > 100
 
@@ -292,16 +297,9 @@ def test_attack_and_report_are_the_measurement_of_the_library(photos: Path, fold
     assert "it leaks; it publishes " in result.output
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<img") == 2
-    seen = (
-        "PSNR in dB: inf",
-        "held-out records that seem to have one</td>",
-        "copies.safetensors: it leaks",
-        str(copies),
-        "method: random",
-        "epsilon: None",
-        "reason: real images were joined",
-    )
-    assert all(text in page for text in seen)
+    seen = [f"{name}: {copies.info[name]}" for name in ("method", "epsilon", "reason")]
+    seen += ["PSNR in dB: inf", "held-out records that seem to have one</td>", "copies.safetensors: it leaks"]
+    assert all(text in page for text in [str(copies), *seen])
 
 
 def test_report_shows_images_above_their_records_the_nearest_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,8 +411,10 @@ def test_evaluate_tests_on_the_part_that_was_held_out(
 
 def test_label_writes_the_teachers_rows(photos: Path) -> None:
     condensed(photos)
-    run("label", "small.safetensors", "--train", photos, "--epochs", 15, "--out", "soft.npz", *SMALL)
-    soft = load_set("soft.npz")
+    words = ("label", "small.safetensors", "--train", photos, "--epochs", 15, "--out", "soft.npz", "--json", *SMALL)
+    record, soft = json.loads(run(*words).stdout), load_set("soft.npz")
+    assert record == {"out": "soft.npz", "images": 6, "teacher_accuracy": ANY, "info": dict(soft.info)}
+    assert 0.3 < record["teacher_accuracy"] <= 1
     assert soft.labels.shape == (6, 3)
     assert torch.allclose(soft.labels.sum(1), torch.ones(6))
 
@@ -422,8 +422,10 @@ def test_label_writes_the_teachers_rows(photos: Path) -> None:
 def test_sets_lists_and_exports(folder: Path) -> None:
     listed = run("sets").output
     assert re.search(r"\| digits-dm-10 +\| distribution matching .*\| +98\.1 \| +98\.1 \| +0 \| +– \|", listed)
-    run("sets", "digits-dm-1", "--out", "one.npz")
-    assert torch.equal(load_set("one.npz").images, load_set("digits-dm-1").images)
+    said, one = run("sets", "digits-dm-1", "--out", "one.npz").output, load_set("digits-dm-1")
+    told = [f"{name}: {value}" for name, value in one.info.items() if name != "card"]
+    assert said.splitlines() == [str(one), *told, "wrote one.npz"]
+    assert torch.equal(load_set("one.npz").images, one.images)
     assert set(json.loads(run("sets", "--json").stdout)) >= {"digits-dm-10"}
 
 
@@ -509,14 +511,16 @@ def test_study_runs_once_and_is_shown_again(folder: Path) -> None:
 def test_doctor_says_what_an_extra_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     record = json.loads(run("doctor", "--json").stdout)
     assert record["device of auto"] == str(torch.get_default_device()) or torch.accelerator.is_available()
+    facts = (distillkit.__version__, platform.python_version(), platform.platform(), str(os.cpu_count()))
+    assert [record[name] for name in ("distillkit", "Python", "system", "cores", "torch")] == [*facts, version("torch")]
     assert record["missing"]["opendp"] == []
     assert set(record["missing"]) == {"flower", "opendp", "data", "pandas", "secure"}
     monkeypatch.setattr(doctor_command, "_version", lambda name: None)
-    monkeypatch.setenv("DISTILLKIT_CACHE", "here")
+    monkeypatch.setenv("OMP_NUM_THREADS", "here")
     found = run("doctor").output
     assert re.search(r"\| opendp +\| opendp +\|", found)
     assert re.search(r"\| torch +\| – +\|", found)
-    assert re.search(r"\| DISTILLKIT_CACHE +\| here +\|", found)
+    assert re.search(r"\| OMP_NUM_THREADS +\| here +\|", found)
 
 
 def test_options_of_sources_reach_the_readers(photos: Path, folder: Path) -> None:

@@ -304,12 +304,8 @@ def test_chunk_size_follows_the_image_size() -> None:
     for wrong, error, words in ((3, TypeError, "got int"), (torch.empty(3, 8), ValueError, r"got shape \[3, 8\]")):
         with pytest.raises(error, match=rf"^images must be \[N, C, H, W\], {words}$"):
             chunk_size(wrong)  # type: ignore[arg-type]
-    for call, name in (
-        ((3, [], 2), "function"),
-        ((len, [3], 2), "images"),
-        ((len, 3, 2), "images"),
-        ((len, [], 0), "size"),
-    ):
+    calls = ((3, [], 2), "function"), ((len, [3], 2), "images"), ((len, 3, 2), "images"), ((len, [], 0), "size")
+    for call, name in calls:
         with pytest.raises((TypeError, ValueError), match=f"^{name} (must be|is called)"):
             list(forward_chunks(*call))  # type: ignore[arg-type]
     assert chunk_size(torch.empty(3, 1, 32, 32), chunked_stem=True) == 64

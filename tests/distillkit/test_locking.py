@@ -21,6 +21,7 @@ from distillkit import locking
 from distillkit._utils import processes
 from distillkit._utils.processes import exit_with_parent
 from distillkit.locking import InUse, locked
+from tests.refused import refused
 
 BARE = f"""
 import importlib.util, os, sys, time
@@ -125,8 +126,7 @@ def test_lock_waits_briefly_for_an_ending_owner(lock: Path, start: Any) -> None:
     holder = start(HOLD, lock)
     assert holder.stdout.readline()
     threading.Timer(0.5, holder.kill).start()
-    with pytest.raises(InUse), locked(lock, "it", wait=0):
-        pass
+    refused(locked(lock, "it", wait=0).__enter__, InUse, f"it is in use by process {holder.pid}: wait for it")
     with locked(lock, "it"):
         pass
 
@@ -237,10 +237,6 @@ def test_note_of_an_earlier_process_with_the_same_id_blocks_nothing(tmp_path: Pa
 
 @pytest.mark.parametrize("wait", [-0.1, math.inf, math.nan, "1"])
 def test_impossible_waits_and_folders_are_refused(wait: Any, tmp_path: Path) -> None:
-    with (
-        pytest.raises(ValueError, match="wait must be a number of seconds, at least 0"),
-        locked(tmp_path / "a", "it", wait=wait),
-    ):
-        pass
-    with pytest.raises(IsADirectoryError, match="lock must be a file"), locked(tmp_path, "it"):
-        pass
+    words = f"wait must be a number of seconds, at least 0, got {wait!r}"
+    refused(locked(tmp_path / "a", "it", wait=wait).__enter__, ValueError, words)
+    refused(locked(tmp_path, "it").__enter__, IsADirectoryError, "lock must be a file")

@@ -24,7 +24,6 @@ def pixels(n: int, c: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 def test_decode_inverts_encode(normalization: Normalization, n: int) -> None:
     x = pixels(n, len(normalization.mean))
     assert torch.allclose(normalization.decode(normalization.encode(x)), x, atol=1e-12)
-    assert torch.allclose(normalization.encode(normalization.decode(x)), x, atol=1e-11)
 
 
 @given(channels)

@@ -69,15 +69,8 @@ def gradients() -> list[torch.Tensor]:
     return [torch.ones_like(p) for p in build(net, 0).parameters()]
 
 
-TINY: dict[str, Any] = {
-    "epsilon": 8.0,
-    "size": 12,
-    "ipc": 1,
-    "num_networks": 1,
-    "steps": 1,
-    "passes": Passes(first_steps=1),
-    "networks": RandomNetworks(net),
-}
+TINY: dict[str, Any] = {"epsilon": 8.0, "size": 12, "ipc": 1, "num_networks": 1, "steps": 1}
+TINY |= {"passes": Passes(first_steps=1), "networks": networks()}
 
 CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "DM": ("distribution matching", lambda **q: distribution_matching(SET, networks=networks(), ipc=1, steps=2, **q)),
@@ -108,7 +101,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "condense_private": ("fitting private images", lambda **q: condense_private(PUBLIC, **TINY, **q)),
     "image_sgd": (
         "private image steps",
-        lambda **q: image_sgd(PUBLIC, size=12, sigma=1.0, ipc=1, steps=2, networks=RandomNetworks(net), **q),
+        lambda **q: image_sgd(PUBLIC, size=12, sigma=1.0, ipc=1, steps=2, networks=networks(), **q),
     ),
     "train_private": (
         "private training",
