@@ -22,7 +22,7 @@ State = dict[str, Tensor]  # parameters and buffers by name
 
 def server_executes(
     net: nn.Module, clients: Sequence[Data], *, rounds: int, m: int, lr: float, momentum: float = 0.0,
-    lr_decay: float = 1.0, epochs: int = 1, batch: int = 32, seed: int = 0,
+    decay: float = 0.0, lr_decay: float = 1.0, epochs: int = 1, batch: int = 32, seed: int = 0,
 ) -> State:  # fmt: skip
     """Train for rounds of m clients from the weights of `net` and return the server's state."""
     w, learned = copy.deepcopy(net.state_dict()), {name for name, _ in net.named_parameters()}
@@ -32,7 +32,7 @@ def server_executes(
         n, eta = sum(sizes[k] for k in drawn), lr * lr_decay ** (t - 1)
         total: State = {}
         for k in drawn:
-            w_k = client_update(net, w, clients[k], eta, momentum, epochs, batch, derive(seed, t, k, "batches0"))
+            w_k = client_update(net, w, clients[k], eta, momentum, epochs, batch, derive(seed, t, k, "batches0"), decay)
             for name, value in w_k.items():
                 if not value.is_floating_point():  # batch norm's count of batches: the largest
                     total[name] = torch.maximum(total.get(name, value), value)
@@ -55,12 +55,13 @@ def random_set(clients: int, m: int, generator: torch.Generator) -> list[int]:
 
 
 def client_update(
-    net: nn.Module, w: State, data: Data, eta: float, momentum: float, epochs: int, batch: int, orders: torch.Generator
+    net: nn.Module, w: State, data: Data, eta: float, momentum: float, epochs: int, batch: int, orders: torch.Generator,
+    decay: float,
 ) -> State:  # fmt: skip
     """ClientUpdate(k, w): from the server's weights, E epochs of SGD over batches of size B, shuffled in each epoch."""
     net = copy.deepcopy(net).train()
     net.load_state_dict(w)
-    (images, labels), optimizer = data, torch.optim.SGD(net.parameters(), lr=eta, momentum=momentum)
+    (images, labels), optimizer = data, torch.optim.SGD(net.parameters(), eta, momentum, weight_decay=decay)
     for _ in range(epochs):
         ends = range(batch, len(images) - 1, batch)  # with batch norm, a last batch of one image is merged
         for b in torch.randperm(len(images), generator=orders).tensor_split(list(ends)):

@@ -18,6 +18,7 @@ import torch
 
 from distillkit.privacy import BudgetExhausted, Event, Ledger
 from fl import AddOn, CheckpointError, ClientData, Entry, EntrySpec, FedAvg, NoUsableReply, Predictor, simulate
+from fl.averaging.addon import SLOTS
 from fl.engine._round_stats import RoundStats
 from fl.message import Message
 from fl.method import Method
@@ -62,6 +63,21 @@ def test_personal_model_must_have_names_of_the_model(got: Any, said: str) -> Non
         re.search(f"Wrong.personal_model must return .*{said}", why) for why in row["failed_evaluation"].values()
     )
     assert len(row["failed_evaluation"]) == 2
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_slot_is_filled_by_one_active_add_on(slot: str) -> None:
+    one, other = (type(name, (AddOn,), {slot: lambda *_: None}) for name in "ZA")
+    said = f"^A and Z cannot be combined: both fill the slot '{slot}'; leave one out$"
+    refused(lambda: FedAvg(one(), other(), factory=Tiny), ValueError, said)
+    off = type("Off", (one,), {"disabled": True})
+    assert [addon.name for addon in FedAvg(off(), other(), factory=Tiny).addons] == ["A"]
+
+
+def test_answers_need_a_schema() -> None:
+    said = r"^Asks.answer returns a reply, but the schema of this reply is missing: write expect_answer$"
+    asks = type("Asks", (AddOn,), {"answer": lambda *_: None, "receive_answers": lambda *_: None})
+    refused(lambda: FedAvg(asks(), factory=Tiny), ValueError, said)
 
 
 CLASSES = {"num_classes": 9}

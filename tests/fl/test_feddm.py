@@ -11,12 +11,16 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from distillkit import LabeledImages
-from distillkit.condense import initial_images
+from distillkit.augment import DSA
+from distillkit.condense import distribution_matching, initial_images
+from distillkit.networks import NetworkBall
 from distillkit.rng import derive
 from fl import Classification, Client, FedAvg, FedDM, Message, MultiLabel, NoUsableReply, Real, Run, simulate
 from fl.addons._server_training import train_on_set
 from fl.aggregation import AggregatedReplies
+from fl.method import Predictor
 from fl.methods import FedProto
+from fl.participants import Server
 from tests.fl.federations import Tiny, federation, images, with_label_rows
 from tests.refused import refused
 
@@ -161,3 +165,39 @@ def test_server_training_weighs_images_alike_in_every_batch(weighted: bool) -> N
             sgd.step()
     for name, value in by_hand.state_dict().items():
         assert torch.allclose(net.state_dict()[name], value, atol=1e-6), name
+
+
+def test_clients_and_server_use_every_option() -> None:
+    """The rounds above have defaults and full batches where this test has values of their own."""
+    given: dict[str, Any] = {"ipc": 3, "batch_real": 4, "lr": 0.3, "momentum": 0.2, "augment": DSA("flip_scale")}
+    given |= {"steps": 3, "match": "embedding", "init": "noise"}
+    server_options = {"lr": 0.2, "momentum": 0.3, "weight_decay": 0.1}
+    method = FedDM(
+        factory=Tiny, rho=0.6, server_epochs=2, server_batch=4, project=False, **given,
+        **{f"server_{name}": value for name, value in server_options.items()},
+    )  # fmt: skip
+    data, net = images(20, 1).replace(columns={"place": torch.arange(20)}, info={"made": 1}), Tiny(3).eval()
+    client, message = (
+        Client(2, data, data, Classification(3), 4, 9),
+        Message({FedDM.model: copy.deepcopy(net.state_dict())}),
+    )
+    made = distribution_matching(
+        data, networks=NetworkBall(net, 0.6), generator=derive(9, 4, 2, "images"), progress=False, **given
+    )
+    sent = method.local(client, message)[FedDM.images]
+    assert torch.equal(sent.images, made.images)
+    assert (sent.columns, sent.info, sent.labels.tolist()) == ({}, {}, made.labels.tolist())
+    sums = Predictor(net).sums(data, client.task)
+    assert torch.equal(method.evaluate(client, message)[FedDM.tested]["global"], sums)
+    server = Server(client.task, (1, 4, 4), data.normalization, 3, 9, state=message, round=4)
+    weight = torch.linspace(0.5, 1.5, 9)
+    train_on_set(
+        net.train(), sent, torch.optim.SGD(net.parameters(), **server_options), epochs=2, batch=4, weight=weight,
+        order=derive(9, 4, "server", "train"), dropout=derive(9, 4, "server", "dropout"), check_running=lambda: None,
+    )  # fmt: skip
+    method.train(server, sent, weight)
+    assert all(torch.equal(server.state[FedDM.model][name], value) for name, value in net.state_dict().items())
+    assert (server.state[FedDM.images], server.notes) == (sent, {"synthetic_images": 9})
+    assert torch.equal(
+        method.predictors(server)[""].sums(data, client.task), Predictor(net.eval()).sums(data, client.task)
+    )

@@ -164,6 +164,41 @@ def test_client_side_runs_in_order_and_server_side_in_reverse() -> None:
     assert run.server.state[Scale.now] == 16.0
 
 
+def test_filters_get_the_schema_of_their_place_and_reject_replies_together() -> None:
+    given: dict[Any, Any] = {}
+
+    def book(name: str, number: int) -> Filter:
+        def start(self: Filter, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
+            given[name, "start"], given[name, "entries"] = set(expected), set(entries)
+            expected.clear()  # type: ignore[attr-defined]
+
+        def reject(self: Filter, server: Server, verb: str, replies: AggregatedReplies) -> dict[int, str]:
+            return {number: f"{verb} of {name}"}
+
+        def back(self: Filter, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
+            given[name, "back"] = set(expected)
+            return replies
+
+        def after(self: Filter, server: Server, before: Server, method: Method) -> None:
+            given[name, "after"] = [one.state[FedAvg.model]["classifier.bias"] for one in (before, server)], method
+
+        hooks = {"start": start, "receive_exchange": reject, "back": back, "after_receive": after}
+        return type(name, (Filter,), hooks)()  # type: ignore[no-any-return]
+
+    own = method()
+    chain = Filtered(own, book("Early", 1), Scale(), book("Late", 3))
+    run = play(chain, rounds=1)
+    replied = {f"FedAvg.{name}" for name in ("samples", "update", "buffers", "counters")}
+    for name, keys in (("Early", replied), ("Late", replied | {"Scale.count"})):
+        assert given[name, "start"] == given[name, "back"] == keys
+        assert given[name, "entries"] == {e.key for e in chain.entries()}
+        (old, new), inner = given[name, "after"]
+        assert torch.equal(old, own.networks.first("", 3, 5)["classifier.bias"])
+        assert (inner, torch.equal(new, run.server.state[FedAvg.model]["classifier.bias"])) == (own, True)
+    rejected = chain.receive_exchange(run.server, "local", AggregatedReplies(Message(), {}, {}, []))
+    assert rejected == {1: "local of Early", 3: "local of Late"}
+
+
 def test_sent_entries_are_counted_and_expected_entries_checked() -> None:
     row = play(Filtered(method(), Scale())).rows[0]
     assert (row["down"]["Scale.now"], row["up"]["Scale.count"]) == (5 * 8, 5 * 8)
@@ -214,6 +249,11 @@ def test_invalid_chains_are_refused() -> None:
     refused(lambda: Filtered(method(), Scale(), Shift(), Scale(3.0)), ValueError, "Scale is given twice")
     with pytest.raises(ValueError, match="Choose and Other cannot be combined: both draw the clients"):
         Filtered(method(), Choose(), Other())
+    sealed = type("Sealed", (Filter,), {"sealed": True})()
+    said = "^Choose draws its clients in secret, and may draw none; the clients of Sealed know each other: use only one"
+    refused(lambda: Filtered(method(), Choose(), sealed), PrivacyError, said)
+    said = "^Sealed hides single replies, so Scale after it could not read them: pass Sealed last$"
+    refused(lambda: Filtered(method(), sealed, Scale()), PrivacyError, said)
     for one in (method(), Filter()):
         refused(partial(one.draw, None), LookupError, "leaves the draw to the engine")  # type: ignore[arg-type]
 
@@ -231,9 +271,11 @@ def test_filter_may_refuse_a_method_when_built() -> None:
 
 def test_chains_are_flat_and_have_a_readable_repr() -> None:
     inner = method()
-    chain = Filtered(Filtered(inner, Scale()), Shift())
-    assert (chain.method, chain.inner, chain.filters) == (inner, inner, (Scale(), Shift()))
-    assert repr(chain) == f"Filtered({inner!r}, Scale(factor=2.0), Shift(by=0.5))"
+    chain = Filtered(Filtered(inner, Shift()), Scale())
+    assert (chain.method, chain.inner, chain.filters) == (inner, inner, (Shift(), Scale()))
+    assert repr(chain) == f"Filtered({inner!r}, Shift(by=0.5), Scale(factor=2.0))"
+    asks = type("Asks", (Filter,), {"before": ("early",), "after": ("late",)})
+    assert Filtered(inner, asks(), Census()).exchanges == ("early", "census", "local", "late")
     assert {e.key for e in chain.entries()} == {e.key for e in inner.entries()} | {"Scale.now", "Scale.count"}
     assert not chain.private
     assert not chain.draws_clients
@@ -268,11 +310,18 @@ def test_no_filter_or_exchange_sees_replies_without_noise_beside_a_private_filte
     dp = ClientDP(1.0, 1.0, clip=0.1)
     options: dict[str, Any] = {"weights": "uniform", "buffers": "drop"}
     base = method(**options)
-    for other in (Scale(10.0), Shift(), Census(), Watch()):
+    for other, seen in (
+        (Scale(), "out, back"),
+        (Shift(), "out, back"),
+        (Census(), "before"),
+        (Watch(), "receive_exch"),
+    ):
+        said = (
+            f"^{other.name} cannot be combined with ClientDP: {seen}.* would see or change replies without noise. Make "
+        )
         for chain in ((dp, other), (other, dp)):
-            refused(partial(Filtered, base, *chain), PrivacyError, f"{other.name} cannot be combined with ClientDP")
-        with pytest.raises(PrivacyError, match="without noise"):
-            Filtered(Filtered(base, other), dp)
+            refused(partial(Filtered, base, *chain), PrivacyError, said)
+        refused(partial(Filtered, Filtered(base, other), dp), PrivacyError, said)
     with pytest.raises(PrivacyError, match="TwoSteps has the exchanges census, local"):
         Filtered(TwoSteps(factory=network, weights="uniform"), dp)
     assert "mean" in play(method(Notes(), **options), rounds=1).rows[0]["noted"]

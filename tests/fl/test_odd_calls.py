@@ -442,7 +442,7 @@ MISTAKES: list[tuple[Any, str]] = [
         r"server_data\['proxy'\] does not fit .* another order",
     ),
     (lambda: outcome_of_run(plain(objective=torch.nn.NLLLoss())), "NLLLoss takes log-probabilities"),
-    (lambda: with_addon(fl.addons.VHL(**NOISE, augment=nans)), "augment must return finite images"),
+    (lambda: with_addon(fl.addons.VHL(**NOISE, augment=nans)), "^VHL: augment must return finite images"),
     (lambda: outcome_of_run(fl.FedDM(factory=Tiny, ipc=1, augment=nans)), "augment must return finite images"),
     (lambda: run_with_test_row(0), "1 of 3 images of test are also among the clients' training images"),
     (lambda: run_with_test_row(11, 600), "1 of 256 images of test are also among the clients' training images"),

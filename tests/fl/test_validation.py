@@ -15,16 +15,19 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages, Normalization
+from distillkit.augment import CropFlip
 from distillkit.networks import KeepInit
 from distillkit.privacy import Ledger
 from fl import Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedGen, FedProx, FineTune, SharedImage
+from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from fl.engine._run_options import _drawn_count
 from fl.method import require_single_label
 from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
 from fl.networks import _blanks, embedding_size
 from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import network
 from tests.refused import refused
 
 
@@ -387,36 +390,86 @@ def test_extra_outputs_of_add_ons_are_counted() -> None:
     assert play(FedAvg(virtual, factory=Tiny)).rows[0]["failed"] == {}
 
 
+def deep(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *(nn.Linear(16, 16) for _ in range(3)), nn.Linear(16, outputs))
+
+
+TWO: dict[str, Any] = {"factory": {"a": Tiny, "b": deep}, "assign": lambda k: "ab"[k % 2]}
+NAMES = "body.0.weight, body.0.bias, body.1.weight, body.1.bias, classifier.weight, classifier.bias"
+KNOWN = f"matches no parameter; there are {NAMES}"
+DEEP = KNOWN.replace(NAMES, ", ".join(f"{n}.{kind}" for n in (1, 2, 3) for kind in ("weight", "bias")))
+
+
 @pytest.mark.parametrize(
-    ("method", "error"),
+    ("options", "error"),
     [
-        (FedAvg(factory=Tiny, personal="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
-        (FedRep(factory=Tiny, head="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
-        (FedAvg(factory=Tiny, phases=[Phase(train="boddy.*")]), r"Phase\(train=...\): the pattern 'boddy.\*'"),
-        (FedAvg(factory=Tiny, phases=[Phase(train="!classifer.*")]), "matches no parameter"),
-        (FedAvg(factory=Tiny, phases=[Phase(train="!*")]), "trains no parameter"),
-        (FedAvg(factory=Tiny, personal="*"), "keeps every parameter"),
-        (FedAvg(factory=Tiny, initial={"classifier.bias": torch.zeros(4)}), r"float32 \[3\], got torch.float32 \[4\]"),
-        (FedAvg(factory=Tiny, initial={"classifier.bias": [0.0]}), r"initial\['classifier.bias'\] must be .* got list"),
-        (FedAvg(factory=Tiny, augment=lambda x, g: x[:1]), r"augment must return torch.float32 \[2, 1, 4, 4\]"),
-        (FedAvg(factory=Tiny, augment=lambda x, g: x @ torch.ones(5, 5)), "augment fails on images like"),
+        ({"factory": network, "personal": "classifer.*"}, rf"^personal: the pattern 'classifer.\*' {KNOWN}$"),
+        ({"factory": network, "phases": [Phase(train="!bd")]}, rf"^Phase\(train=...\): the pattern '!bd' {KNOWN}$"),
+        ({"kind": FedRep, "factory": deep, "head": "a"}, rf"^personal: the pattern 'a' {DEEP}, \.\.\.$"),
+        ({"phases": [Phase(train="!*")]}, r"^Phase\(.*train='!\*'\) trains no parameter: its pattern excludes all"),
+        ({**TWO, "phases": [Phase(), Phase(train="body.*")]}, "trains no parameter of architecture 'b': its pattern"),
+        ({"personal": "*"}, r"^personal=\('\*',\) keeps every parameter with its client: none is averaged; give "),
         (
-            FedAvg(factory=Tiny, augment=lambda x, g: x.double()),
-            "augment must return torch.float32 .* got torch.float64",
+            {**TWO, "personal": ["[1-4].*"]},
+            r"^personal=\('\[1-4\].\*',\) keeps every parameter of architecture 'b' with its ",
         ),
-        (FedAvg(factory=Tiny, objective=nn.CrossEntropyLoss(reduction="none")), "must return one number"),
-        (FedAvg(factory=Tiny, objective=lambda z, y: z.sum().detach()), "without a gradient"),
-        (FedAvg(factory=Tiny, objective=lambda z, y: z[:, 9].sum()), "objective fails on logits"),
-        (FedAvg(FineTune(train="classifer.*"), factory=Tiny), r"FineTune\(train=...\): the pattern 'classifer"),
+        ({"initial": {"classifier.bias": torch.zeros(4)}}, r"float32 \[3\], got torch.float32 \[4\]"),
+        ({"initial": {"classifier.bias": [0.0]}}, r"initial\['classifier.bias'\] must be .* got list"),
+        ({"augment": lambda x, g: x[:1]}, r"^augment must return torch.float32 \[2, 1, 4, 4\] .*32 \[1, 1, 4, 4\]$"),
+        (
+            {"augment": lambda x, g: x @ torch.ones(5, 5)},
+            r"^augment fails .*, \[2, 1, 4, 4\]: RuntimeError: .* and 5x5\)$",
+        ),
+        (
+            {"augment": lambda x, g: x.double()},
+            r"^augment must return torch.float32 .* got torch.float64 \[2, 1, 4, 4\]$",
+        ),
+        ({"augment": lambda x, g: x.numpy()}, "for such images, got ndarray$"),
+        (
+            {"augment": CropFlip(OTHER)},
+            "^augment pads with black for mean .0.5. std .0.5., but the images have pixels in .0, 1.: ",
+        ),
+        (
+            {"augment": lambda x, g: x.clone().fill_(torch.inf)},
+            "^augment must return finite images, but returns NaN or",
+        ),
+        ({"objective": nn.CrossEntropyLoss(reduction="none")}, r"^objective must return one .*; got a tensor \[2\]$"),
+        ({"objective": lambda z, y: z.sum()[None]}, r"; got a tensor \[1\]$"),
+        ({"objective": lambda z, y: z.sum().detach()}, r"; got a tensor \[\] without a gradient$"),
+        ({"objective": lambda z, y: 3.0}, "; got float without a gradient$"),
+        ({"objective": lambda z, y: z.square().sum() * torch.inf}, "a finite number for finite logits, got inf$"),
+        ({"objective": lambda z, y: z[:, 9].sum()}, r"^objective fails on logits \[2, 3\] and .* labels: IndexError: "),
+        ({"addons": [FineTune(train="classifer.*")]}, r"FineTune\(train=...\): the pattern 'classifer"),
     ],
 )
-def test_patterns_and_functions_are_checked_before_round_1(method: Any, error: str) -> None:
+def test_patterns_and_functions_are_checked_before_round_1(options: dict[str, Any], error: str) -> None:
+    given = {"factory": Tiny, **options}
+    method = given.pop("kind", FedAvg)(*given.pop("addons", ()), **given)
     refused(lambda: play(method), ValueError, error)
 
 
-def test_augmentation_is_tried_on_images_of_the_clients_dtype() -> None:
+@pytest.mark.parametrize("task", [Classification(3), MultiLabel(3)])
+def test_augmentation_and_objective_are_tried_on_values_like_the_clients(task: Any) -> None:
+    """The logits have an output of an add-on, but the labels are only the task's."""
+    seen: list[Any] = []
+
+    class Wider(AddOn):
+        extra_outputs = 1
+
+    def objective(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.append((logits.dtype, list(logits.shape), labels.dtype, labels.tolist()))
+        return task.loss(logits[:, :3], labels)
+
     held = [data.to(dtype=torch.float64) for data in federation()]
-    play(FedAvg(factory=lambda k: Tiny(k).double(), augment=lambda x, g: x.double()), clients=held, test=None)
+    if not task.single_label:
+        held = [data.replace(labels=torch.eye(3, dtype=torch.float64)[data.labels]) for data in held]
+    method = FedAvg(
+        Wider(), factory=lambda k: Tiny(k).double(), augment=lambda x, g: x.double(), objective=objective, batch=99
+    )  # fmt: skip
+    play(method, clients=held, task=task, test=None)
+    labels = [0, 2] if task.single_label else [[1, 0, 0], [0, 0, 1]]
+    kind = torch.int64 if task.single_label else torch.float64
+    assert seen[:2] == [(torch.float64, [2 * n, 4], kind, labels * n) for n in (1, 2)]
 
 
 @pytest.mark.parametrize(
