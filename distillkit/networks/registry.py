@@ -53,7 +53,7 @@ def named_network(name: str, shape: Shape, num_classes: int, **options: Any) -> 
         raise ValueError(f"the name {name!r} fixes {', '.join(twice)}; use the class {make.__name__} to choose it")
     known = inspect.signature(make).parameters
     if unknown := sorted(set(options) - set(known)):
-        own = ", ".join(set(known) - {"shape", "num_classes", *fixed}) or "none"
+        own = ", ".join(key for key in known if key not in ("shape", "num_classes", *fixed))
         raise TypeError(f"{name!r} has no option {', '.join(unknown)}; it has {own}")
     made: ImageNetwork = make(shape, num_classes, **fixed, **options)
     return made

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit.networks._dropout import seeded_dropout
+from distillkit.networks._dropout import seeded_dropout, undraw_dropout
 from distillkit.networks._layers import AveragePool, InstanceNorm, MaxPool
 from distillkit.privacy import per_example_gradients
 from distillkit.rng import derive
@@ -175,18 +175,20 @@ class TestMaxPool:
 def test_seeded_dropout_has_the_law_of_the_layer(
     layer: Callable[[float], nn.Module], shape: tuple[int, ...], p: float, global_rng_untouched: None
 ) -> None:
-    net = nn.Sequential(layer(p)).train()
+    net = nn.Sequential(nn.Sequential(layer(p))).train()
     x = torch.ones(shape)
     with seeded_dropout(net, derive(3)):
         seen = net(x)
         other = net(x)
         assert torch.equal(net.eval()(x), x)
     with seeded_dropout(net.train(), derive(3)):
+        with undraw_dropout(net):
+            assert "forward" not in vars(net[0][0])
         assert torch.equal(net(x), seen)
     for _ in range(2):  # the layer is as before, also if the block began in eval mode
-        assert "forward" not in vars(net[0])
+        assert "forward" not in vars(net[0][0])
         with seeded_dropout(net.eval(), derive(3)):
-            assert "forward" in vars(net[0])
+            assert "forward" in vars(net[0][0])
     assert set(seen.unique().tolist()) <= {0.0, float(torch.tensor(1.0) / (1 - p)) if p < 1 else 0.0}
     if layer is not nn.Dropout:
         assert torch.equal(seen, seen.flatten(2)[:, :, :1].view(*shape[:2], *[1] * (len(shape) - 2)).expand(shape))

@@ -140,15 +140,6 @@ def test_pretrained_networks_are_fixed() -> None:
     assert found.accuracy == accuracy(pretrained, data())
 
 
-def test_redraw_without_the_generator_is_refused() -> None:
-    count = iter(range(100))
-
-    def redraw(network: nn.Module, generator: torch.Generator) -> None:
-        network.get_parameter("class_token").fill_(float(next(count)))
-
-    refused(lambda: RandomNetworks(vit, redraw), ValueError, "must draw from the generator alone")
-
-
 def test_second_derivative_of_attention_equals_that_of_its_formula() -> None:
     """Fused attention against finite differences, in one chunk and in two."""
     net = build(KeepInit(vit), 0).double().eval()
@@ -199,16 +190,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: distribution_matching(data(), networks=SimpleNamespace(draw=lambda generator: sized())),  # type: ignore[arg-type]
         TypeError,
         "networks must be a network sampler; SimpleNamespace lacks the attribute fixed",
-    ),
-    "a class that wants arguments": (
-        lambda: RandomNetworks(ConvNet),
-        TypeError,
-        r"factory is called as factory\(\); give lambda: ConvNet.*, got ConvNet, which takes \(shape",
-    ),
-    "a function with one argument that must be given": (
-        lambda: RandomNetworks(lambda width, height=8, *rest, **more: sized()),  # type: ignore[misc]
-        TypeError,
-        r"factory is called as factory\(\); give .*, which takes \(width, height=8, \*rest, \*\*more\)$",
     ),
     "a module among factories": (
         lambda: evaluate(data(), data(), {"net": sized()}, num_networks=1),

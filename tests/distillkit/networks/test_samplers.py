@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from distillkit._utils.batches import uses_batch_statistics
-from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
+from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, RandomNetworks, build
 from distillkit.rng import derive
-from tests.refused import refused
 
 SHAPE = (2, 8, 8)
 
@@ -59,18 +58,23 @@ def test_ball_leaves_the_model_and_its_buffers_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda: RandomNetworks(convnet), lambda: NetworkBall(convnet(), 1.0), lambda: FixedNetwork(convnet())],
-    ids=["random", "ball", "fixed"],
+    ("make", "name"),
+    [
+        (lambda: RandomNetworks(convnet), "RandomNetworks(ConvNet)"),
+        (lambda: RandomNetworks(KeepInit(lambda: ConvNet(SHAPE, 3, width=4))), "RandomNetworks(KeepInit(ConvNet))"),
+        (lambda: NetworkBall(convnet(), 1.0), "NetworkBall(ConvNet, radius=1)"),
+        (lambda: FixedNetwork(convnet()), "FixedNetwork(ConvNet)"),
+    ],
 )
 @pytest.mark.usefixtures("global_rng_untouched")
-def test_draw_depends_only_on_the_generator(make) -> None:
+def test_draw_depends_only_on_the_generator(make, name: str) -> None:
     one, two = make(), make()
     first = flat(one.draw(derive(0, 1))).clone()
     other = flat(one.draw(2)).clone()
     assert torch.equal(flat(two.draw(2)), other)
     assert torch.equal(flat(one.draw(derive(0, 1))), first)
     assert torch.equal(first, other) == one.fixed
+    assert repr(one) == name
 
 
 def test_random_networks_are_one_resident_frozen_untrained_network() -> None:
@@ -107,19 +111,6 @@ def test_fixed_network_is_a_copy_in_eval_mode() -> None:
     assert torch.equal(flat(drawn), kept)
     assert not uses_batch_statistics(drawn)
     assert model.training
-
-
-def test_invalid_arguments_are_named() -> None:
-    refused(lambda: NetworkBall(convnet(), 0.0), ValueError, "radius must be greater than 0")
-
-    class Bare(nn.Module):
-        def features(self, images: torch.Tensor) -> torch.Tensor:
-            return images.flatten(1)
-
-        def classifier(self, embedding: torch.Tensor) -> torch.Tensor:
-            return embedding
-
-    refused(lambda: NetworkBall(Bare(), 1.0), ValueError, "must have parameters")
 
 
 def test_samplers_are_recreated_from_their_arguments() -> None:
