@@ -118,6 +118,13 @@ def test_dropout_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (torch.equal(*made[:2]), torch.equal(*made[2:])) == (True, False)
 
 
+def test_mixed_rows_keep_their_precision() -> None:
+    rows = torch.rand(6, 2, generator=derive(0), dtype=torch.float64).softmax(1)
+    sets = [stripes(6).to(dtype=torch.float64).replace(labels=labels) for labels in (rows, rows.float().double())]
+    made = [weights(train(build(convnet, 0).double(), one, Protocol(epochs=1, mix=Mixup()))) for one in sets]
+    assert not torch.equal(*made)
+
+
 def test_divergence_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for accelerator, epochs, epoch in ((True, 30, 9), (True, 3, 3), (False, 30, 1)):
         monkeypatch.setattr("distillkit.training.is_accelerator", lambda device, on=accelerator: on)
@@ -178,7 +185,6 @@ CASES: dict[str, dict[str, Any]] = {
     "two": {"factory": {"small": convnet, "none": lambda: convnet("none")}, "against": [Jitter(), FGSM(0.1)],
             "data": stripes(8)[[1, 3, 5]]},
     "soft": {"data": SOFT[[0, 1, 2, 3, 6]], "real": SOFT, "protocol": Protocol(epochs=2, lr=0.1, batch=3)},
-    "mixed": {"data": SOFT[:3].to(dtype=torch.float64), "real": None, "protocol": Protocol(epochs=1, mix=Mixup())},
     "tiles": {"data": Tiles(2).pack(stripes(16)[[0, 2, 4, 6, 1, 3, 5, 7]]), "num_networks": 3},
     "alone": {"data": stripes(8).to(dtype=torch.float64), "real": None, "num_networks": 1, "chunk": 3,
               "factory": Narrow, "protocol": Protocol(epochs=1), "against": [Jitter()], "precision": "tf32"},

@@ -16,6 +16,7 @@ from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
+from tests.refused import refused
 
 IMAGES = torch.rand(6, 1, 8, 8, generator=derive(0))
 LABELS = torch.arange(6) % 3
@@ -44,7 +45,7 @@ def test_equal_sets_have_equal_fingerprints_for_any_memory_layout() -> None:
         {"images": IMAGES.double()},
         {"labels": LABELS.flip(0)},
         {"num_classes": 4},
-        {"normalization": Normalization([0.5], [0.25])},
+        {"normalization": Normalization([0.5], [0.5 + 1e-9])},
         {"columns": {"weight": torch.ones(6), "old": torch.arange(6)}},
         {"columns": {"weight": torch.ones(6)}},
         {"images": IMAGES.view(6, 1, 4, 16)},
@@ -62,13 +63,15 @@ def test_one_changed_bit_changes_the_fingerprint(place: int, bit: int) -> None:
 
 
 def test_keyed_fingerprint_cannot_be_computed_without_the_key() -> None:
-    assert len({set_fingerprint(one(), key=key) for key in (b"", b"a" * 32, b"b" * 32)}) == 3
+    assert len({set_fingerprint(one(), key=key) for key in (b"", b"a" * 64, b"a" * 63 + b"b")}) == 3
+    refused(lambda: set_fingerprint(one(), key=b"a" * 65), ValueError, "^key must be at most 64 bytes, got 65 bytes$")
+    refused(lambda: tensor_fingerprint(LABELS), TypeError, r"^tensors must be .* got a Tensor; pass \[tensor\]$")
 
 
 def test_parts_are_delimited() -> None:
     a, b = torch.tensor([1, 2]), torch.tensor([3])
     parts: list[list[Any]] = [[a, b], [torch.tensor([1, 2, 3])], [torch.tensor([1]), torch.tensor([2, 3])], ["ab"]]
-    parts += [["a", "b"], ["a", "b", ""], []]
+    parts += [["a", "b"], ["a", "b", ""], ["astr b"], ["astr 1 b"], []]
     parts += [[torch.empty(0)], [torch.empty(0, 1)], [torch.empty(0, dtype=torch.int64)]]
     assert len({tensor_fingerprint(part) for part in parts}) == len(parts)
 

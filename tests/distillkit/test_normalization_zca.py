@@ -70,6 +70,7 @@ def test_set_keeps_and_saves_its_whitening(tmp_path: Path) -> None:
     torch.testing.assert_close(made.pixels(), pixels, rtol=1e-4, atol=1e-4)
     back = LabeledImages.load(made.save(tmp_path / "set.safetensors"))
     assert back.normalization == normalization
+    assert [one.measured for one in (normalization, Normalization((0.5,), (0.5,)))] == [True, False]
     assert "then ZCA" in repr(back)
     torch.testing.assert_close(back.pixels(), made.pixels())
     refused(lambda: made.require_compatible(made.renormalize(plain)), ValueError, "renormalize")

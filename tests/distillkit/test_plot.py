@@ -235,7 +235,9 @@ def test_tsne_of_many_classes_and_of_one_dimension() -> None:
     clients, labels = {"a": torch.randn(45, 1, generator=G)}, {"a": torch.arange(45)}
     figure = plot.tsne(clients, labels)
     assert len({tuple(c) for c in figure.axes[0].collections[0].get_facecolors()}) == 45
-    assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == [str(c) for c in range(0, 45, 3)]
+    key = figure.axes[0].get_legend()
+    assert [t.get_text() for t in key.get_texts()] == [str(c) for c in range(0, 45, 3)]
+    assert [handle.get_color() for handle in key.legend_handles] == class_colours(45)[::3]
     assert class_colours(10) == list(CLASS_COLOURS)
     assert [class_colours(11)[i] for i in (0, -1)] == [colormaps["viridis"](end) for end in (0.0, 1.0)]
 
@@ -359,7 +361,6 @@ def test_costs_add_up_also_over_rounds_that_were_not_measured() -> None:
     first = {"ours": RUNS["ours"][:1]}
     traffic = plot.curves(first, x="bytes")
     assert line(traffic) == [pytest.approx((3, 20)), pytest.approx((9, 60))]
-    assert traffic.axes[0].get_xlabel().endswith("(MB)")
     for column, word in (("bytes_up", "upload"), ("bytes_down", "download"), ("client_seconds", "computing time")):
         assert plot.curves(RUNS, x=column).axes[0].get_xlabel().startswith(word)
     assert line(plot.curves(first, x="bytes_up")) == [pytest.approx((1, 20)), pytest.approx((3, 60))]

@@ -57,13 +57,9 @@ def test_stream_is_the_mersenne_twister_of_the_hash_of_the_keys() -> None:
     assert torch.rand(2, generator=derive(0, 1, "purpose")).tolist() == [0.22910332679748535, 0.4680759310722351]
 
 
-def test_state_uses_all_bytes_and_zeros_are_harmless() -> None:
+def test_bytes_must_fill_the_state_and_zeros_are_harmless() -> None:
     refused(lambda: generator_from_bytes(bytes(2495)), ValueError, "entropy must be 2496 bytes, got 2495")
     assert len(set(torch.rand(1000, generator=generator_from_bytes(bytes(STATE_BYTES))).tolist())) > 1
-    for i in (3, 4, 1250, 2495):
-        other = bytearray(STATE_BYTES)
-        other[i] = 1
-        assert words_of(generator_from_bytes(bytes(other))) != words_of(generator_from_bytes(bytes(STATE_BYTES)))
 
 
 def test_another_layout_of_the_state_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,10 +96,8 @@ def test_inconsistent_file_is_refused(tmp_path: Path, meta: str | None) -> None:
     tensors = {"images": torch.zeros(1, 1, 1, 1), "labels": torch.zeros(1, dtype=torch.long)}
     odd = {**tensors, "images": tensors["images"].to(torch.float8_e4m3fn)}  # of which PyTorch computes little
     whole = json.dumps(make(1, (1, 1, 1), 1).parts()[1])
-    for parts, text, words in (
-        (tensors, meta, "KeyError|JSONDecodeError|TypeError"),
-        (odd, whole, "NotImplementedError"),
-    ):
+    cases = (tensors, meta, "KeyError|JSONDecodeError|TypeError"), (odd, whole, "NotImplementedError")
+    for parts, text, words in cases:
         header = {"format": "distillkit.LabeledImages/1"} | ({} if text is None else {"set": text})
         path = write_tensors(tmp_path / "set.safetensors", parts, header)
         refused(lambda path=path: LabeledImages.load(path), ValueError, f"^{path} is damaged: ({words})")
@@ -254,12 +252,9 @@ def test_concatenating_the_parts_gives_the_whole(data: LabeledImages, draw: st.D
 
 
 def test_concatenate_refuses_differences_with_a_remedy() -> None:
-    a = LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), columns={"y": Y})
+    a, moved = LabeledImages(torch.zeros(2, 1, 2, 2), Y, columns={"y": Y}), Normalization([0], [0.5])
     changes: list[tuple[dict[str, Any], str]] = [
-        (
-            {"normalization": Normalization([0], [0.5])},
-            r": pixels .* std \(0.5\); .*`b\.renormalize\(a\.normalization\)`",
-        ),
+        ({"normalization": moved}, r": pixels .* std \(0.5\); .*`b\.renormalize\(a\.normalization\)`"),
         ({"images": torch.zeros(2, 3, 2, 2)}, r"shapes: \(1, 2, 2\) and \(3, 2, 2\); resize"),
         ({"images": torch.zeros(2, 1, 2, 3)}, r"shapes: \(1, 2, 2\) and \(1, 2, 3\); resize"),
         ({"num_classes": 5}, r"counts: 2 and 5; .* `b\.replace\(num_classes=a\.num_classes\)`"),
