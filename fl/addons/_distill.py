@@ -66,7 +66,6 @@ def distill(
                 break
     if kept is not None:
         student.load_state_dict(kept)
-    student.eval()
     return step
 
 

@@ -95,9 +95,9 @@ class Registry(Configurable):
         return hash(tuple(self._keys.items()))
 
     def _summary(self) -> str:
-        numbers = list(self._keys)
-        shown = ", ".join(map(str, numbers[:3])) + (f", ..., {numbers[-1]}" if len(numbers) > 4 else "")
-        return f"{len(numbers)} clients ({shown})"
+        numbers = list(map(str, self._keys))
+        shown = numbers if len(numbers) <= 4 else [*numbers[:3], "...", numbers[-1]]
+        return f"{len(numbers)} clients ({', '.join(shown)})"
 
     def __repr__(self) -> str:
         digest = tensor_fingerprint([json.dumps({c: k.hex() for c, k in self._keys.items()})])

@@ -14,7 +14,7 @@ from fl.averaging.addon import AddOn
 from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
 
-TEST = images(40, 77)
+TEST = images(70, 77)
 
 
 def play(*addons: AddOn, rounds: int = 2, clients: Any = None, participation: int = 3, **options: Any) -> Any:

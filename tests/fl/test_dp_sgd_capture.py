@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from distillkit.privacy import Ledger, PrivacyError
-from fl import FedAvg, Run, simulate
+from fl import FedAvg, NoUsableReply, Run, simulate
 from fl.addons import DPSGD, MOON, FedProx
 from fl.addons.dp_sgd import _CAPTURED
 from fl.averaging.addon import AddOn
@@ -155,9 +155,13 @@ def test_weights_outside_layers_are_clipped_per_example(network: Any) -> None:
         torch.testing.assert_close(one[name], value, rtol=1e-5, atol=1e-7)
 
 
-def test_capture_is_repeated_only_if_the_setting_differs() -> None:
+def test_capture_is_repeated_only_if_the_setting_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     private = DPSGD(sigma=1.0, rate=0.5, size=24)
     method = FedAvg(private, factory=FaultyNetwork, weights="uniform", phases=PHASES)
+    with monkeypatch.context() as patch:
+        patch.setattr(DPSGD, "batches", None)
+        refused(lambda: simulate(method, CLIENTS, rounds=1, ledger=Ledger()), NoUsableReply, "2 of 2 clients failed")
+    assert len(_CAPTURED[method.settings.networks]) == 2  # all phases, on the server
     simulate(method, CLIENTS, rounds=2, ledger=Ledger(), progress=False)
     assert len(_CAPTURED[method.settings.networks]) == 2
     other: Any = type("Other", (Classification,), {"loss": lambda self, *given: -Classification.loss(self, *given)})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit import LabeledImages
+from distillkit import LabeledImages, Normalization
 from distillkit.generate import LatentDecoder, SmallDecoder, invert
 from distillkit.rng import derive
 from fl import FedAvg, MultiLabel, simulate
@@ -61,7 +61,8 @@ def test_rounds_follow_the_equations_and_the_releases_variants(options: dict[str
     often, the weights still by counts (generate_image.py, 74-79; fedcog.py, 24-25). Decoder: betas .5 and .999
     (generate_image.py, 86-91). Regenerated: at step int(n / 2), against the net in training (fedcog.py, 52-55).
     """
-    clients = [toy(len(labels), k, labels=labels) for k, labels in enumerate(SKEWED)]
+    space = Normalization((0.3,), (0.5,))
+    clients = [toy(len(labels), k, labels=labels).replace(normalization=space) for k, labels in enumerate(SKEWED)]
     targets = [torch.tensor([1] * 4 + [2] * 7), torch.tensor([0] * 6 + [2] * 5)]
     if options.get("targets") == "uniform":
         targets = [torch.arange(3).repeat_interleave(4)] * 2
@@ -95,7 +96,7 @@ def test_rounds_follow_the_equations_and_the_releases_variants(options: dict[str
                 more = {"parametrize": LatentDecoder(lambda: SmallDecoder((1, 2, 2), 5), 5), "betas": (0.5, 0.999)}
             return invert(
                 teacher, targets[k], shape=(1, 2, 2), student=student, steps=how["steps"], lr=0.1, disagreement=20.0,
-                divergence="jensen_shannon", generator=derive(0, t, k, "FedCOG", purpose), **more,
+                divergence="jensen_shannon", normalization=space, generator=derive(0, t, k, "FedCOG", purpose), **more,
             )  # fmt: skip
 
         def on(made: LabeledImages) -> Any:
@@ -132,17 +133,26 @@ def test_uniform_targets_work_for_a_balanced_client_with_a_weight() -> None:
         by_counts = train(FedCOG(**FEW, targets=targets), clients=balanced, factory=Small)  # type: ignore[arg-type]
         assert_same(plain, by_counts)
         assert by_counts.rows[-1]["noted"] == {"FedCOG.balanced": 3}
+        nothing = [c.replace(labels=torch.zeros(6, 3)) for c in balanced]
+        method = FedAvg(FedCOG(**FEW, targets=targets), factory=Small)  # type: ignore[arg-type]
+        run = simulate(method, nothing, rounds=2, task=MultiLabel(3), progress=False)
+        assert run.rows[-1]["noted"] == {"FedCOG.balanced": 3}
     given = train(FedCOG(**FEW, targets="uniform", weight=1.0), clients=balanced, factory=Small)
     assert "noted" not in given.rows[-1]
-    nothing = [c.replace(labels=torch.zeros(6, 3)) for c in balanced]
-    run = simulate(FedAvg(FedCOG(**FEW), factory=Small), nothing, rounds=2, task=MultiLabel(3), progress=False)
-    assert run.rows[-1]["noted"] == {"FedCOG.balanced": 3}
 
 
 @pytest.mark.parametrize("phases", [[Phase(epochs=2), Phase(steps=3, train="classifier.*")], [Phase(steps=1)]])
 def test_half_of_the_steps_counts_all_phases(phases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5 images in batches of 2: 2 x 3 + 3 = 9 steps, half after 4. Half of one step is 0, as int(1 / 2)."""
+    """5 images in batches of 2: 2 x 3 + 3 = 9 steps, half after 4. Half of one step is 0, as int(1 / 2).
+
+    12 generated images in batches of 5, from the first one again with the new images.
+    """
     at: list[int] = []
+    sizes: list[int] = []
+
+    class Peek(AddOn):
+        def after_step(self, step: Any) -> None:
+            sizes.extend(len(batch.images) for batch in step.extra.values())
 
     def generate(self: Any, local: Any, targets: Any, student: Any, purpose: str) -> Any:
         at.append(local.steps if purpose == "generate again" else -1)
@@ -152,13 +162,14 @@ def test_half_of_the_steps_counts_all_phases(phases: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(FedCOG, "_generated", generate)
     client = toy(5, 0, labels=[0, 0, 0, 1, 1])
     options: dict[str, Any] = {"clients": [client], "factory": Small, "batch": 2, "phases": phases, "rounds": 2}
-    train(FedCOG(**FEW, regenerate=True), **options)
+    train(FedCOG(**FEW, regenerate=True, batch=5), Peek(), **options)
     assert at == [-1, 4 if len(phases) == 2 else 0]
+    assert sizes == ([5, 5, 2, 5, 5, 5, 2, 5, 5] if len(phases) == 2 else [5])
 
 
 def test_refusals() -> None:
-    refused(lambda: FedCOG(latent=64), ValueError, "latent=64 belongs to a decoder")
-    refused(lambda: FedCOG(decoder="small"), TypeError, "decoder must be a function of a shape and a length")
+    refused(lambda: FedCOG(latent=64), ValueError, "latent=64 belongs to a decoder, but there is none: give one, or")
+    refused(lambda: FedCOG(decoder="small"), TypeError, "a function of a shape and a length, got str")
     few = FedCOG(start_round=1, images=2, targets="uniform")
     refused(lambda: train(few), ValueError, "targets='uniform' needs images >= 3 classes, got 2")
 
@@ -166,6 +177,6 @@ def test_refusals() -> None:
         def batches(self, local: Any, data: Any, phase: Any) -> Any:
             return 3 * list(local.batches(data, phase, "batches"))
 
-    assert not train(FedCOG(**FEW), Makes()).rows[-1]["failed"]
-    said = "needs the number of steps, but Makes makes the batches"
+    assert not train(FedCOG(**{**FEW, "images": 2}), Makes()).rows[-1]["failed"]
+    said = "needs the number of steps, but Makes makes the batches; give regenerate=False"
     refused(lambda: FedAvg(FedCOG(regenerate=True), Makes(), factory=Tiny), ValueError, said)

@@ -106,14 +106,6 @@ def test_distillation_equals_the_release(monkeypatch: pytest.MonkeyPatch) -> Non
         assert student.state_dict()[name].flatten().tolist() == pytest.approx(want, rel=0, abs=1e-10)
 
 
-def test_patience_stops_the_distillation_and_is_recorded() -> None:
-    """The student is best at the start: after 300 of 900 steps no score has risen for 200."""
-    data = {"proxy": images(6, 99), "validation": images(30, 98)}
-    addon = FedDF(steps=900, batch=6, lr=1e-9, returns="best", patience=200)
-    rows = [play(a, rounds=1, data=data).rows[0] for a in (addon, FedDF(steps=7, batch=6))]
-    assert [row["distillation_steps"] for row in rows] == [300, 7]
-
-
 def test_validation_counts_the_task_s_outputs_only() -> None:
     data = images(30, 98)
     server = simulate(
@@ -163,24 +155,34 @@ def play(*addons: AddOn, rounds: int = 3, data: Any = None, **how: Any) -> Any:
 
 def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ensemble's logits are the mean over the clients' trained models, including batch statistics."""
-    seen: dict[str, Any] = {}
+    seen: list[Any] = []
     trained: dict[int, Any] = {}
 
-    def record(server: Any, start: Any, proxy: Any, logits: Any, **options: Any) -> Any:
-        seen["logits"] = logits
-        return start
+    def record(student: Any, proxy: Any, logits: Any, *, generator: Any, **options: Any) -> int:
+        seen.append((logits, generator.initial_seed(), options))
+        return 9 - len(seen)
 
     class Peek(AddOn):
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
             trained[local.client.id] = local.at(local.state())
 
-    monkeypatch.setattr("fl.addons.feddf.distill_models", record)
+    monkeypatch.setattr("fl.addons._distill.distill", record)
     networks = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
-    method = FedAvg(FedDF(), Peek(), factory=networks, assign=lambda k: "norm" if k % 2 else "plain", lr=0.1)
+    options: dict[str, Any] = {
+        "steps": 9, "batch": 5, "lr": 0.3, "schedule": "constant", "gradient_norm": 2.0, "clip": 0.4, "patience": 7,
+    }  # fmt: skip
+    addons = (FedDF(**options, returns="best"), Peek())
+    method = FedAvg(*addons, factory=networks, assign=lambda k: "norm" if k % 2 else "plain", lr=0.1)
     data = images(30, 99)
-    simulate(method, federation(), rounds=1, server_data={"proxy": data}, progress=False)
+    run = simulate(method, federation(), rounds=1, server_data={"proxy": data, "validation": data}, progress=False)
     want = torch.stack([trained[k](data.images) for k in range(5)]).mean(0)
-    assert torch.allclose(seen["logits"], want, atol=1e-5)
+    assert run.rows[0]["distillation_steps"] == 8
+    for name, (logits, seed, given) in zip(networks, seen, strict=True):
+        assert torch.allclose(logits, want, atol=1e-5)
+        assert seed == run.server.generator(f"FedDF {name}").initial_seed()
+        assert given.pop("score").func is validation_accuracy
+        assert given.pop("check_running").__name__ == "check_running"
+        assert given == {**options, "every": 100}
 
 
 def test_proxy_of_other_classes_gives_the_same_run() -> None:
@@ -196,8 +198,6 @@ def test_proxy_of_other_classes_gives_the_same_run() -> None:
 
 
 def test_refusals() -> None:
-    for option, value in {"rate": 1.5, "clip": 0.0, "gradient_norm": 0.0, "patience": 0}.items():
-        refused(lambda o=option, v=value: FedDF(**{o: v}), ValueError, option)  # type: ignore[misc,arg-type]
     refused(lambda: FedDF(patience=100), ValueError, "patience needs returns='best'")
     for slot in ("aggregate", "server_step", "evaluation_model"):
         other = type("Other", (AddOn,), {slot: lambda *_: {}})()

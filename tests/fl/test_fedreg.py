@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,9 +11,10 @@ from torch import nn
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
 from fl.addons import FedReg
+from fl.averaging.addon import AddOn
 from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_same
 from tests.fl.reference_problems import FixedBatches, assert_released, wave, waves
-from tests.refused import refused
 
 # The problem of two clients that the release was run on (Zoesgithub/FedReg at 34b081f: `step_func` of
 # FedUtils/fed/fedreg.py with `Model` of FedUtils/models/mnist/cnn.py, its network and constants replaced by these, in
@@ -69,5 +72,20 @@ def test_statistics_are_updated_once_a_step() -> None:
     assert torch.equal(states[0]["body.1.num_batches_tracked"], states[1]["body.1.num_batches_tracked"])
 
 
-def test_gamma_is_a_share() -> None:
-    refused(lambda: FedReg(gamma=1.5), ValueError, "gamma")
+def test_options_and_generators_of_the_generated_images() -> None:
+    """eta_perturbed is eta / 100 by default; images are generated in the method's batches; masks are the client's."""
+    sizes: list[list[int]] = []
+
+    class Peek(AddOn):
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
+            sizes.append([len(batch[3]) for batch in local.scratch(local.terms[0])["batches"]])
+
+    def play(**options: Any) -> Any:
+        factory = lambda k: nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(16, k))  # noqa: E731
+        method = FedAvg(FedReg(eta=2.0, iterations=1, **options), Peek(), factory=factory, lr=0.3, batch=9, epochs=4)
+        return simulate(method, federation()[:2], rounds=1, progress=False)
+
+    default, same, other = play(), play(eta_perturbed=0.02), play(eta_perturbed=5.0)
+    assert_same(default, same)
+    assert not torch.equal(*(run.server.state[FedAvg.model]["2.weight"] for run in (default, other)))
+    assert sizes[:2] == [[9, 3], [9, 6]]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl import AddOn, ClientDP, FedAvg, Filtered, NoUsableReply, Run, simulate
-from fl.addons import SCAFFOLD, RobustMean
+from fl.addons import SCAFFOLD, ClientDrift, LocalAccuracy, RobustMean
 from fl.addons.robust_mean import _krum_choice, _trimmed_mean
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import network
@@ -51,16 +51,16 @@ def combined(vectors: Any, rule: str) -> Any:
 
 
 class Poison(AddOn):
-    """The named clients send their change times `-times`."""
+    """The named clients send a huge change."""
 
     key = "Poison"
 
-    def __init__(self, *clients: int, times: float = -1e6) -> None:
-        self.clients, self.times = clients, times
+    def __init__(self, *clients: int) -> None:
+        self.clients = clients
 
     def after_training(self, local: Any, update: Any, reply: Any) -> None:
         if local.client.id in self.clients:
-            reply[FedAvg.update] = {n: self.times * u for n, u in update.items()}
+            reply[FedAvg.update] = {n: -1e6 * u for n, u in update.items()}
 
 
 class Witness(AddOn):
@@ -105,7 +105,8 @@ def moved(run: Run) -> Any:
 def test_round_follows_the_formula(rule: str, clients: int, poisoned: tuple[int, ...]) -> None:
     witness = Witness()
     held = [images(12 + 3 * k, seed=k) for k in range(clients)]
-    run = play(RULES[rule], witness, Poison(*poisoned, times=-3.0), clients=held, initial=INITIAL)
+    run = play(RULES[rule], witness, Poison(*poisoned), clients=held, initial=INITIAL)
+    assert not run.rows[0]["failed"]
     vectors = np.stack([flat(u) for u in witness.seen])
     assert moved(run) == pytest.approx(combined(vectors, rule), abs=1e-6)
     assert moved(run) != pytest.approx(vectors.mean(0), abs=1e-4)
@@ -113,74 +114,23 @@ def test_round_follows_the_formula(rule: str, clients: int, poisoned: tuple[int,
         assert run.rows[0]["krum_clients"] == krum(vectors, 1, RULES[rule].best)
 
 
-# Laws of the rules themselves.
-
-NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32)
-
-
-@st.composite
-def poisoned(draw: Any, least: int) -> tuple[Any, list[int], int]:
-    """(rows [n, 3], numbers of the honest ones, f): n is at least 2 f + `least`; honest values are small."""
-    f = draw(st.integers(1, 3))
-    n = 2 * f + least + draw(st.integers(0, 3))
-    false = draw(st.sets(st.integers(0, n - 1), max_size=f))
-    small = st.floats(-1, 1, width=32)
-    rows = [[draw(NUMBERS if i in false else small) for _ in range(3)] for i in range(n)]
-    return torch.tensor(rows), [i for i in range(n) if i not in false], f
-
-
-@settings(max_examples=30, deadline=None)
-@given(poisoned(least=1), st.sampled_from(["median", "trimmed"]))
-def test_no_coordinate_leaves_the_hull_of_the_honest(case: tuple[Any, list[int], int], rule: str) -> None:
-    rows, honest, f = case
-    got = _trimmed_mean(rows, (len(rows) - 1) // 2 if rule == "median" else f)
-    slack = 1e-12
-    assert (got >= rows[honest].min(0).values.double() - slack).all()
-    assert (got <= rows[honest].max(0).values.double() + slack).all()
-
-
-@settings(max_examples=30, deadline=None)
-@given(poisoned(least=3), st.floats(1.01, 1e6))
-def test_krum_selects_an_honest_vector_if_attackers_are_far(case: tuple[Any, list[int], int], further: float) -> None:
-    """s of an honest vector is at most (n - f - 2) d^2; of an attacker at distance D at least (n - 2 f - 1) D^2."""
-    rows, honest, f = case
-    rows = rows.double()
-    n, d = len(rows), 2 * 3**0.5
-    apart = further * d * ((n - f - 2) / (n - 2 * f - 1)) ** 0.5 + 3**0.5
-    for i in set(range(n)) - set(honest):  # all false ones at one point: the best that they can do for each other
-        rows[i] = torch.tensor([apart, 0.0, 0.0])
-    assert _krum_choice({"a": rows[:, :1], "b": rows[:, 1:]}, f, 1)[0] in honest
-
-
-@settings(max_examples=30, deadline=None)
-@given(poisoned(least=3), st.randoms(use_true_random=False))
-def test_order_of_the_clients_changes_nothing(case: tuple[Any, list[int], int], random: Any) -> None:
-    rows, _, f = case
-    order = random.sample(range(len(rows)), len(rows))
-    for trim in (0, f, (len(rows) - 1) // 2):
-        torch.testing.assert_close(_trimmed_mean(rows[order], trim), _trimmed_mean(rows, trim), rtol=0, atol=0)
-    score = scores(rows.double().numpy(), f)
-    for chosen in (_krum_choice({"": rows}, f, 1)[0], order[_krum_choice({"": rows[order]}, f, 1)[0]]):
-        assert score[chosen] == pytest.approx(min(score), rel=1e-9)
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 3), st.integers(1, 3))
+def test_rules_equal_their_formulas(data: st.DataObject, f: int, keep: int) -> None:
+    """Any number of replies, false ones and equal ones included, in any order."""
+    value = st.integers(-3, 3) | st.floats(-(2.0**100), 2.0**100, width=32)
+    n = data.draw(st.integers(2 * f + 3, 2 * f + 6))
+    rows = np.array(data.draw(st.lists(st.tuples(*[value] * 3), min_size=n, max_size=n)))
+    tensor = torch.tensor(rows)
+    for trim, wanted in ((f, np.sort(rows, axis=0)[f:-f].mean(0)), ((n - 1) // 2, np.median(rows, axis=0))):
+        assert _trimmed_mean(tensor, trim).numpy() == pytest.approx(wanted, rel=1e-12)
+    score, chosen = scores(rows, f), _krum_choice({"a": tensor[:, :1], "b": tensor[:, 1:]}, f, keep)
+    assert sorted(score[i] for i in chosen) == pytest.approx(sorted(score)[:keep], rel=1e-9)
+    assert chosen == sorted(set(chosen))
 
 
 def test_smaller_client_number_wins_a_tie() -> None:
     assert _krum_choice({"": torch.ones(5, 4)}, 1, 2) == [0, 1]
-
-
-# Runs.
-
-
-@pytest.mark.parametrize("rule", ["median", "multi-krum"])
-def test_poison_that_ruins_the_mean_has_little_effect(rule: str) -> None:
-    test = images(90, seed=9)
-    ruined = play(Poison(3), rounds=1, test=test, max_update_norm=1e9)
-    held = play(RULES[rule], Poison(3), rounds=6, test=test)
-    assert ruined.server.state[FedAvg.model]["classifier.weight"].abs().max() > 1e3
-    assert held.server.state[FedAvg.model]["classifier.weight"].abs().max() < 10
-    assert held.accuracy_last > 0.8 > ruined.accuracy_last
-    if "krum" in rule:
-        assert all(3 not in row["krum_clients"] for row in held.rows)
 
 
 # Refusals.
@@ -195,8 +145,7 @@ class Summed(AddOn):
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: RobustMean(1, best=2), r"best=2 belongs to rule='krum', got rule='median'"),
-        (lambda: RobustMean(1, "trimmed", best=2), r"best=2 belongs to rule='krum', got rule='trimmed'"),
+        (lambda: RobustMean(1, best=2), r"best=2 belongs to rule='krum', got rule='median'; leave it out"),
         (lambda: FedAvg(RobustMean(1), factory=Tiny), r"give weights='uniform', got 'samples'"),
         (
             lambda: FedAvg(RobustMean(1), Summed(), factory=Tiny, weights="uniform"),
@@ -213,12 +162,18 @@ def test_entries_it_cannot_guard_are_refused(make: Any, error: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "needed"),
-    [(RobustMean(3), 7), (RobustMean(3, "trimmed"), 7), (RobustMean(2, "krum"), 7), (RobustMean(1, "krum", best=6), 7)],
+    ("rule", "shown"),
+    [
+        (RobustMean(3), "attackers=3, rule='median'"),
+        (RobustMean(3, "trimmed"), "attackers=3, rule='trimmed'"),
+        (RobustMean(2, "krum", best=2), "attackers=2, rule='krum', best=2"),
+        (RobustMean(1, "krum", best=6), "attackers=1, rule='krum', best=6"),
+    ],
 )
-def test_too_few_clients_for_f_are_refused_before_round_1(rule: RobustMean, needed: int) -> None:
-    refused(lambda: play(rule), ValueError, rf"RobustMean\(attackers=.*needs {needed} replies a round; the run has 5")
-    assert rule.needed == needed
+def test_too_few_clients_for_f_are_refused_before_round_1(rule: RobustMean, shown: str) -> None:
+    said = rf"RobustMean\({shown}\) needs 7 replies a round; the run has 5 clients: lower attackers, or add clients"
+    refused(lambda: play(rule), ValueError, said)
+    assert rule.needed == 7
 
 
 def test_round_with_too_few_replies_ends_the_run_with_the_reason() -> None:
@@ -226,5 +181,6 @@ def test_round_with_too_few_replies_ends_the_run_with_the_reason() -> None:
         play(RobustMean(2), participation=4)
 
 
-def test_buffers_kept_on_the_server_need_no_guard() -> None:
+def test_buffers_kept_on_the_server_and_measurements_need_no_guard() -> None:
     assert not play(RobustMean(1), factory=network, buffers="drop").rows[0]["failed"]
+    FedAvg(RobustMean(1), ClientDrift(), LocalAccuracy(), factory=Tiny, weights="uniform")

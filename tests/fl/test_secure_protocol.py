@@ -7,8 +7,10 @@ import json
 import os
 import stat
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,10 +19,12 @@ from hypothesis import strategies as st
 
 from fl import Keyring, NoUsableReply, Registry
 from fl.secure import AuthenticationError, MissingCryptography, ProtocolError, SecureSums, _crypto, _shamir
+from fl.secure._session import ClientSession
 from fl.secure._signed_messages import KeyBundle, RoundContext, sign_bundle
 from tests.fl.secure_protocol import ProtocolRun, correlation, plain, recover
 from tests.refused import refused
 
+POINTS, SECRET = "must be different numbers from 1 to prime - 1; got", "a number of the field, from 0 to prime - 1"
 FEW = settings(max_examples=20, deadline=None)
 
 
@@ -70,8 +74,8 @@ def test_field_holds_every_key_and_has_prime_order() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((1, [1, 2], 3), "threshold"), ((1, [1, 1], 1), "points"), ((1, [0, 1], 1), "points"), ((-1, [1], 1), "secret"),
-        ((_shamir.PRIME, [1], 1), "secret"),
+        ((1, [1, 2], 3), "threshold must be at most 2"), ((1, [1, 1], 1), POINTS), ((1, [0, 1], 1), POINTS),
+        ((1, [_shamir.PRIME], 1), POINTS), ((-1, [1], 1), SECRET), ((_shamir.PRIME, [1], 1), SECRET),
     ],
 )  # fmt: skip
 def test_invalid_sharing_arguments_are_refused(arguments: tuple[int, list[int], int], said: str) -> None:
@@ -184,9 +188,10 @@ def test_forged_keys_are_refused_by_name() -> None:
     refused(lambda: run.deal([0]), AuthenticationError, "the keys of client 2 are not signed for this round")
     run.bundles[2] = KeyBundle(keys[0] + run.sessions[2].announce_keys()[32:])  # one key exchanged, the signature left
     refused(lambda: run.deal([1]), AuthenticationError, "client 2")
-    own = run.sessions[2].keyring.signing_key(2)
-    run.bundles[2] = sign_bundle(run.context, 2, own, run.bundles[1].agreement, keys[1], bytes(32))
-    refused(lambda: run.deal([3]), ProtocolError, "two clients announce the same key")
+    own, other = run.sessions[2].keyring.signing_key(2), run.bundles[1]
+    for pair in ((other.agreement, keys[1]), (keys[0], other.mask), (other.mask, keys[1])):
+        run.bundles[2] = sign_bundle(run.context, 2, own, *pair, bytes(32))
+        refused(lambda: run.deal([3]), ProtocolError, "two clients announce the same key")
 
 
 def test_own_old_keys_are_detected() -> None:
@@ -214,8 +219,11 @@ def test_changed_foreign_reflected_and_old_boxes_are_refused() -> None:
     changed, reflected = honest[1][:-1] + bytes([honest[1][-1] ^ 1]), second.boxes[0][1]
     mask = partial(second.sessions[0].mask_vector, plain([0])[0])
     for box in (first.boxes[1][0], second.boxes[1][2], second.boxes[2][0], changed, reflected):
-        refused(partial(mask, {**honest, 1: box}), AuthenticationError, "client 1: cannot open a box")
-    refused(partial(mask, {k: honest[k] for k in (0, 1)}), ProtocolError, "2 clients are left")
+        said = "^client 1: cannot open a box: it was changed, or comes from another client or round$"
+        refused(partial(mask, {**honest, 1: box}), AuthenticationError, said)
+    refused(partial(mask, {k: honest[k] for k in (0, 1)}), ProtocolError, "2 clients are left, below the threshold")
+    refused(partial(mask, {**honest, 9: changed}), ProtocolError, "client 9 shared its secrets, which is impossible")
+    refused(partial(mask, {k: honest[k] for k in (1, 2, 3)}), ProtocolError, "not say that client 0 shared its secrets")
 
 
 def test_vector_is_masked_only_once_and_steps_of_another_round_are_refused() -> None:
@@ -223,8 +231,10 @@ def test_vector_is_masked_only_once_and_steps_of_another_round_are_refused() -> 
     run = ProtocolRun(range(3), 2).run_until("mask")
     refused(lambda: run.mask(plain([1]), [1]), ProtocolError, "its last step is 'masked' of round 1")
     later = ProtocolRun(range(3), 2, number=2, before=run).sessions[0]
-    said = "of round 2, and its last step is 'masked' of round 1"
-    refused(lambda: later.sign_survivors([0, 1, 2]), ProtocolError, said)
+    other = ClientSession(run.keyring, run.registry, replace(run.context, seed=4), 0)
+    for session, number in ((later, 2), (other, 1)):
+        said = f"client 0 was .* after 'masked' of round {number}, and its last step is 'masked' of round 1: each"
+        refused(partial(session.sign_survivors, [0, 1, 2]), ProtocolError, said)
 
 
 def test_client_signs_one_sum_and_discloses_once() -> None:
@@ -255,6 +265,8 @@ def test_one_kind_of_share_is_disclosed_of_each_client() -> None:
     held = {k: dict(run.keyring.sessions[k]) for k in range(5)}
     run.mask(vectors, range(3))
     run.assent()
+    many = {**run.signatures, 3: run.signatures[0]}
+    refused(lambda: run.sessions[0].disclose_shares(many), ProtocolError, "client 3 has signed, which is impossible")
     run.disclose(range(3))
     for k in range(5):
         found = run.secret(k).hex()
@@ -263,12 +275,13 @@ def test_one_kind_of_share_is_disclosed_of_each_client() -> None:
 
 
 def test_too_few_or_foreign_survivors_are_refused() -> None:
+    run = ProtocolRun(range(4), 3).run_until("mask")
     for survivors, said in (
-        ([0, 1], "2 clients are left"),
-        ([1, 2, 3], "does not say that client 0"),
-        ([0, 1, 7], "client 7"),
+        ([0, 1], "2 clients are left, below the threshold of 3"),
+        ([1, 2, 3], "the server does not say that client 0 is in the sum, but sends it a request"),
+        ([0, 1, 8, 7], "client 7 is in the sum, which is impossible"),
+        ([0, 1, 2, 1], "one client twice is in the sum, which is impossible"),
     ):
-        run = ProtocolRun(range(4), 3).run_until("mask")
         refused(partial(run.sessions[0].sign_survivors, survivors), ProtocolError, said)
 
 
@@ -289,18 +302,21 @@ def test_keys_of_small_order_are_refused() -> None:
 def test_keyring_is_private_and_persistent(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "ring")
     registry = ring.registry(3)
-    assert registry == Keyring(tmp_path / "ring").registry([0, 1, 2])
-    assert ring.enroll(1) == registry.of(1).hex()
-    registry.write(tmp_path / "registry.json")
-    assert Registry.read(tmp_path / "registry.json") == registry
+    assert registry == Keyring(tmp_path / "ring").registry([0, 1, 2]) != Keyring(tmp_path / "other").registry(3)
+    turned = Registry({client: ring.enroll(client) for client in (2, 1, 0)})
+    assert (turned, hash(turned), repr(turned)) == (registry, hash(registry), repr(registry))
+    some = ring.registry([4, 1])
+    some.write(tmp_path / "registry.json")
+    assert Registry.read(tmp_path / "registry.json") == some
     ring.save_session(1, {"step": "keys"})
     assert Keyring(tmp_path / "ring").load_session(1) == {"step": "keys"}
     files = [p for p in (tmp_path / "ring").rglob("*") if p.is_file()]
     assert {p.name for p in files} == {"identity", "session"}
     assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o600}
     assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "ring").iterdir()} == {0o700}
-    ring.delete_session(1)
-    assert ring.load_session(1) is None
+    for _ in range(2):  # the second time, there is none
+        ring.delete_session(1)
+        assert ring.load_session(1) is None
     assert registry.of(1).hex() not in repr(registry)
 
 
@@ -311,15 +327,18 @@ def test_invalid_registries_are_refused(tmp_path: Path) -> None:
     refused(lambda: Registry([key, other]), TypeError, "clients' numbers")
     (tmp_path / "x").write_text("[1]", encoding="utf-8")
     refused(lambda: Registry.read(tmp_path / "x"), ValueError, "is not a registry")
-    with pytest.raises(LookupError, match=r"client 7 is not in the registry, which has 2 clients \(0, 1\)"):
-        Registry({0: key, 1: other}).of(7)
+    assert repr(Registry({0: key, 1: other})) != repr(Registry({0: key, 1: f"{other[:-2]}00"}))
+    for count, shown in ((2, "0, 1"), (4, "0, 1, 2, 3"), (5, "0, 1, 2, ..., 4")):
+        few = Registry({client: f"{client:064}" for client in range(count)})
+        said = rf"client 7 is not in the registry, which has {count} clients \({shown}\)"
+        refused(partial(few.of, 7), LookupError, said)
     refused(lambda: Keyring(tmp_path).signing_key(3), LookupError, "client 3 has no key in its keyring")
 
 
 def test_error_without_cryptography_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.asymmetric.x25519", None)
-    with pytest.raises(MissingCryptography, match=r'pip install "distillkit\[secure\]"'):
-        SecureSums(Registry({0: "ab" * 32, 1: "cd" * 32}), threshold=2)
+    said = r'^secure sums need cryptography 50 or later \(.*x25519.*\): pip install "distillkit\[secure\]"$'
+    refused(lambda: SecureSums(Registry({0: "ab" * 32, 1: "cd" * 32}), threshold=2), MissingCryptography, said)
 
 
 # Keys and nonces.
@@ -330,14 +349,32 @@ def test_signed_and_derived_bytes_depend_on_all_that_they_state() -> None:
     texts, lists = (b"a", b"b"), ([0, 1], [0, 2], [0], [1, 2], [2])
     bundles = [{0: KeyBundle(bytes(160)), k: KeyBundle(bytes(159) + raw)} for k in (1, 2) for raw in texts]
     contexts = [RoundContext(*parts) for parts in itertools.product((3, 4), (1, 2), (3, 4))]
+    private, (_, public) = _crypto.new_agreement_keys()[0], _crypto.new_agreement_keys()
     cases = {
         "keys": [context.keys_digest(k, text) for context in contexts for k in (1, 2) for text in texts],
         "transcript": [context.transcript(some) for context in contexts for some in bundles],
         "sum": [RoundContext.sum_digest(*parts) for parts in itertools.product(texts, lists, lists)],
         "box": [RoundContext.box_context(*parts) for parts in itertools.product(texts, (0, 1), (0, 1))],
+        "mask key": [_crypto.derive_mask_key(private, public, text) for text in texts],
+        "box key": [_crypto.seal_box(private, public, bytes(32), text)[:32] for text in texts],
         "key": [_crypto._derive_key(*parts) for parts in itertools.product(texts, ("mask", "box"), texts)],
     }
     assert {name: len(set(found)) for name, found in cases.items()} == {n: len(found) for n, found in cases.items()}
+
+
+def test_bytes_of_the_protocol_are_fixed() -> None:
+    """Clients with different releases of the library can take part in one sum."""
+    key, public = bytes(range(32)), _crypto.agreement_public_key(bytes(32))
+    context = RoundContext(seed=3, number=1, threshold=2)
+    bundle = sign_bundle(context, 5, key, public, key, bytes(32))
+    found = (
+        bundle.raw, context.transcript({5: bundle}), RoundContext.sum_digest(b"t", [1, 2], [2]),
+        _crypto.derive_mask_key(key, public, b"t"),
+        _crypto.seal_box(key, public, b"content", RoundContext.box_context(b"t", 1, 2)),
+    )  # fmt: skip
+    assert [_crypto.digest("", value).hex()[:16] for value in found] == [
+        "bdc00ae81bfe2c03", "81d15989d38208aa", "9bfc06f9510c81a7", "4cf61c9349d6b070", "4061d5ca17a558ff",
+    ]  # fmt: skip
 
 
 def test_no_key_is_kept_once_it_was_used() -> None:
@@ -361,7 +398,11 @@ def test_secrets_are_synced_before_a_step_returns(tmp_path: Path, monkeypatch: p
         synced.clear()
         change()
         assert len(synced) == 2  # the file, and its name in the folder
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", Mock(side_effect=OSError("full")))
+        refused(partial(ring.save_session, 0, {"step": "shares"}), OSError, "full")
+    assert {path.name for path in (tmp_path / "0").iterdir()} == {"identity", "session"}
+    assert ring.load_session(0) == {"step": "keys"}
     synced.clear()
     ring.delete_session(0)
     assert len(synced) == 1
-    assert ring.load_session(0) is None

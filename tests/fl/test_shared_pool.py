@@ -10,7 +10,7 @@ import torch
 from distillkit import LabeledImages, Normalization
 from distillkit.rng import derive
 from distillkit.select import select
-from fl import FedAvg, Run, simulate
+from fl import Classification, FedAvg, Run, Server, simulate
 from fl.addons import FedDF, SharedImage, SharedPool
 from fl.methods import ClippedCrossEntropy
 from tests.fl.federations import Tiny, federation, images
@@ -77,14 +77,14 @@ def test_global_model_selects_images_for_the_next_round(space: Normalization) ->
     assert server.state[SharedPool.index].tolist() == want.tolist()
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_without_selection_it_equals_feddf_with_logits_sent(rate: float) -> None:
+@pytest.mark.parametrize(("rate", "returns"), [(1.0, "last"), (0.5, "best")])
+def test_without_selection_it_equals_feddf_with_logits_sent(rate: float, returns: str) -> None:
     """Row 1 of Table 6. Clients of one size and batches of the whole pool, so only the traffic differs."""
     clients = [images(12, seed) for seed in range(4)]
     proxy = LabeledImages.from_pixels(PICTURES, torch.zeros(14, dtype=torch.int64), num_classes=3)
-    how: dict[str, Any] = {"steps": 3, "batch": 14, "rate": rate, "clip": 2.5, "lr": 0.02}
+    how: dict[str, Any] = {"steps": 3, "batch": 14, "rate": rate, "clip": 2.0, "lr": 0.02, "returns": returns}
     feddf = FedDF(**how, schedule="constant", gradient_norm=None)
-    data = {"clients": clients, "server_data": {"proxy": proxy}}
+    data = {"clients": clients, "server_data": {"proxy": proxy, "validation": images(40, 9)}}
     one, other = play(SharedPool(PICTURES, keep=14, **how), simulation=data), play(feddf, simulation=data)
     for name, value in other.server.state[FedAvg.model].items():
         assert torch.allclose(one.server.state[FedAvg.model][name], value, atol=1e-5), name
@@ -109,6 +109,18 @@ def test_picture_is_sent_once_and_then_indices_and_logits(addon: SharedPool, siz
         assert (row["up"], row["down"], row["failed"]) == (up, down, {})
 
 
+def test_outputs_of_a_set_in_chunks_are_the_networks() -> None:
+    """Values outside [0, 1] are clipped as pixels."""
+    held, net = images(1003, 5), Tiny(3).eval()
+    pixels = (255 * held.images.clamp(0, 1)).round().to(torch.uint8)
+    pool = SharedPool(held, keep=1)
+    assert torch.equal(pool.pixels, pixels)
+    server = Server(Classification(3), (1, 4, 4), held.normalization, 1, 0)
+    found = pool.source.outputs(net, pixels, torch.arange(1003), server, 3)
+    for got, want in zip(found, (net.features(pixels / 255), net(pixels / 255)), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_refusals() -> None:
     for bad in (PICTURES.float(), PICTURES[0], PICTURES[:0], None):
         with pytest.raises(TypeError, match="pool must be a LabeledImages, or images uint8"):
@@ -116,4 +128,5 @@ def test_refusals() -> None:
     refused(lambda: SharedPool(PICTURES, **{**SMALL, "keep": 15}), ValueError, "keep")
     with pytest.raises(ValueError, match=r"the pool has images \(1, 4, 3\), the clients have \(1, 4, 4\)"):
         play(SharedPool(PICTURES[..., :3], keep=14))
-    assert repr(SharedPool(PICTURES, **SMALL)) != repr(SharedPool(255 - PICTURES, **SMALL))
+    pools = (PICTURES, 255 - PICTURES, PICTURES.view(-1, 2, 4, 2))
+    assert len({repr(SharedPool(pool, **SMALL)) for pool in pools}) == 3

@@ -49,7 +49,8 @@ def run_method(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | N
     [
         (VHL(VIRTUAL, 3, batch=8, layer="body"), (1.0, 1.0, 0.1)),
         (VHL(VIRTUAL, 3, batch=8, layer="norm", calibration=0.0, contrast=0.6), (1.0, 0.0, 0.6)),
-        (VHL(VIRTUAL, 3, batch=8), (1.0, 1.0, 0.1)),
+        (VHL(VIRTUAL, 3, batch=8, cross_entropy=0.0), (0.0, 1.0, 0.1)),
+        (VHL(VIRTUAL[:4], 3, batch=8, temperature=0.3, empty="zero"), (1.0, 1.0, 0.1)),
         (VHL(VIRTUAL, 3, batch=8, layer="norm", cross_entropy=0.7, calibration=2.0, contrast=0.0), (0.7, 2.0, 0.0)),
         (NaiveVHL(VIRTUAL, 3, batch=8), (1.0, 0.0, 0.0)),
     ],
@@ -63,7 +64,8 @@ def test_rounds_follow_the_objective(addon: VHL, weights: tuple[float, float, fl
     clients, start = [toy(5, 1), toy(9, 2)], initial_network(6, norm=True)
     run = run_method(addon, clients=clients, factory=normed, initial=start, momentum=0.9, batch=9, steps=3)
 
-    xv, yv = VIRTUAL
+    xv, yv = addon.source  # type: ignore[misc]
+    how: dict[str, Any] = {"temperature": addon.temperature, "empty": addon.empty}
     net = normed(6)
     net.load_state_dict(start, strict=False)
     for _ in range(2):
@@ -78,8 +80,8 @@ def test_rounds_follow_the_objective(addon: VHL, weights: tuple[float, float, fl
                 total = F.cross_entropy(logits[:n], y) + weights[0] * F.cross_entropy(logits[n:], yv + 3)
                 if weights[1]:
                     both = torch.cat([features[:n], features[n:].detach()])
-                    total = total + weights[1] * supcon(both, torch.cat([y, yv]))
-                return total + weights[2] * supcon(features[n:], yv)
+                    total = total + weights[1] * supcon(both, torch.cat([y, yv]), **how)
+                return total + weights[2] * supcon(features[n:], yv, **how)
 
             nets.append(trained(net, loss, 3, 0.05, 0.9))
         net.load_state_dict(averaged(nets, [5, 9]))
@@ -207,9 +209,8 @@ def test_vfa_round_equals_the_release() -> None:
 
 def test_vfa_is_supcon_with_drawn_features() -> None:
     client, start = toy(7, 1), initial_network(3)
-    run = run_method(
-        VFA(weight=1.5, std=0.1, per_class=2), clients=[client], factory=Small, initial=start, batch=7, steps=3
-    )
+    addon = VFA(weight=1.5, std=0.1, per_class=2, temperature=0.2)
+    run = run_method(addon, clients=[client], factory=Small, initial=start, batch=7, steps=3)
     means = torch.rand(3, 3, generator=derive(0, 0, "server", "VFA "))
     assert torch.equal(run.server.state[VFA.means]["mean"], means)
     net = Small(3)
@@ -222,7 +223,7 @@ def test_vfa_is_supcon_with_drawn_features() -> None:
             drawn = means[labels] + 0.1 * torch.randn(6, 3, generator=generator)
             z = torch.cat([model.features(client.images), drawn])
             return F.cross_entropy(model(client.images), client.labels) + 1.5 * supcon(
-                z, torch.cat([client.labels, labels])
+                z, torch.cat([client.labels, labels]), 0.2
             )
 
         net = trained(net, loss, 3, 0.05)
@@ -291,12 +292,20 @@ def test_refusals() -> None:
     refused(lambda: NaiveVHL(layer="body"), ValueError, "only calibration and contrast use layer, but both are 0")
     unknown = "VHL: the network has no layer 'layer1'; it has body, body.0, body.1"
     refused(lambda: run_method(VHL(**NOISE, layer="layer1")), ValueError, unknown)
+    unknown = "VHL: the network has no layer ''; it has body, body.0, body.1"
+    refused(lambda: run_method(VHL(**NOISE, layer="")), ValueError, unknown)
+    flat: dict[str, Any] = {"factory": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k))}
+    both = {"factory": {"a": Tiny, "b": flat["factory"]}, "assign": lambda k: "ab"[k % 2]}
+    unknown = "VHL: the network has no layer 'body'; it has 0, 1"
+    refused(lambda: run_method(VHL(**NOISE, layer="body"), **both), ValueError, unknown)
     row = [nn.Flatten(0), nn.Unflatten(0, (1, -1)), nn.Unflatten(1, (-1, 16)), nn.Flatten(0, 1)]
     single: dict[str, Any] = {"factory": lambda k: nn.Sequential(*row, nn.Linear(16, k))}
     refused(lambda: run_method(VHL(**NOISE, layer="1"), **single), ValueError, r"got \[1, 32\] for 2 images")
-    said = "VHL: source must be a set or one of stylegan, gaussian, cnn, got 'gan'"
-    refused(lambda: run_method(VHL("gan")), ValueError, said)
-    refused(lambda: run_method(VHL(images(9, 5))), ValueError, "has 3 classes, but classes=10")
+    said = "VHL: source must be a set or one of stylegan, gaussian, cnn, test, got 'gan'"
+    method = FedAvg(VHL("gan"), factory=Tiny)
+    refused(lambda: simulate(method, federation(), server_data={"test": images(3, 0)}, rounds=1), ValueError, said)
+    said = "VHL: the virtual set has 3 classes, but classes=10: give classes=3$"
+    refused(lambda: run_method(VHL(images(9, 5))), ValueError, said)
     for virtual in (images(9, 5)[:0], with_label_rows(images(9, 5))):
         for addon in (VHL(virtual, 3), VFTL(source=virtual, classes=3)):
             said = f"{addon.name}: the virtual set must hold images with class indices"
@@ -305,7 +314,7 @@ def test_refusals() -> None:
     refused(lambda: run_method(VHL(foreign, 3)), ValueError, "convert it with `renormalize`")
     refused(lambda: run_method(VFTL()), ValueError, "VFTL: 10 virtual classes, but outputs for 3 only")
     wide = LabeledImages(torch.rand(4, 1, 2, 3), torch.tensor([0, 1, 0, 1]))
-    flat: dict[str, Any] = {"factory": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)), "clients": [wide]}
+    flat = {"factory": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)), "clients": [wide]}
     said = "noise images are square, but the clients' images are 2x3; give a set"
     refused(lambda: run_method(VHL(), **flat), ValueError, said)
 

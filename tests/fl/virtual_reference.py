@@ -43,8 +43,8 @@ def initial_network(outputs: int, norm: bool = False, seed: int = 3) -> Tensors:
     return {n: 1 + 0.1 * t if n == "norm.weight" else t for n, t in state.items()}
 
 
-def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
-    """Return Khosla et al., Eq. 2, anchor by anchor; anchors without positives are left out."""
+def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07, empty: str = "drop") -> Tensor:
+    """Return Khosla et al., Eq. 2, anchor by anchor; anchors without positives are left out, or count as "zero"."""
     z = z / z.norm(dim=1, keepdim=True)
     losses = []
     for i in range(len(z)):
@@ -55,7 +55,7 @@ def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
             losses.append(
                 -sum(torch.log(torch.exp(z[i] @ z[p] / temperature) / total) for p in positives) / len(positives)
             )
-    return sum(losses) / len(losses)
+    return sum(losses) / (len(z) if empty == "zero" else len(losses))
 
 
 def trained(
