@@ -1,4 +1,4 @@
-"""FedAvg and FedProx against values computed by hand."""
+"""FedAvg: buffers, tied weights, the images of add-ons, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,58 +16,26 @@ from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
 
 
-class OneWeight(nn.Module):
-    """Logits (w x, 0) of the mean pixel x, with a closed-form gradient of the cross-entropy."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.scale = nn.Linear(1, 1, bias=False)
-
-    def features(self, images: torch.Tensor) -> torch.Tensor:
-        return images.flatten(1).mean(1, keepdim=True)
-
-    def classifier(self, embedding: torch.Tensor) -> torch.Tensor:
-        z = self.scale(embedding)
-        return torch.cat([z, torch.zeros_like(z)], dim=1)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.features(images))
-
-
-def constant(x: float, label: int, count: int) -> LabeledImages:
-    return LabeledImages(torch.full((count, 1, 2, 2), x), torch.full((count,), label), num_classes=2)
-
-
 @pytest.mark.parametrize("name", ["", "small"])
 def test_tied_weights_are_one_weight(name: str) -> None:
     """The second name of a layer does not bring back the old weight."""
 
     def tied(outputs: int) -> nn.Module:
-        network = OneWeight(outputs)
-        network.same = network.scale
+        network = Tiny(outputs)
+        network.same = network.classifier
         return network
 
-    where = f"{name}/" if name else ""
-    initial = {f"{where}scale.weight": torch.zeros(1, 1)}
-    several: dict[str, Any] = {"factory": {name: tied, "other": OneWeight}, "assign": lambda client: name}
-    method = FedAvg(initial=initial, lr=0.5, **several if name else {"factory": tied})
-    run = simulate(method, [constant(1.0, 0, 3)], rounds=1, progress=False)
-    assert [float(run.server.state[FedAvg.model][f"{where}{n}.weight"]) for n in ("scale", "same")] == [0.25, 0.25]
-    assert float(run.models[name].scale.weight) == 0.25  # type: ignore[union-attr,arg-type]
-
-
-@pytest.mark.golden("FedProx", source="Li et al., MLSys 2020, Eq. 2")
-def test_proximal_gradient_is_mu_times_the_distance() -> None:
-    """The first step has no distance and no pull. In the second the gradient gains mu (w - w_0)."""
-    clients = [constant(1.0, 0, 2)]
-    w, mu = 0.0, 0.7
-    for _ in range(2):
-        w -= 0.5 * (1 / (1 + 2.718281828459045**-w) - 1 + mu * w)
-    method = FedAvg(
-        FedProx(mu), factory=OneWeight, initial={"scale.weight": torch.zeros(1, 1)}, lr=0.5, epochs=2
-    )  # fmt: skip
-    state = simulate(method, clients, rounds=1, progress=False).server.state[FedAvg.model]
-    assert float(state["scale.weight"]) == pytest.approx(w, abs=1e-6)
+    where, start = f"{name}/" if name else "", Tiny(3).state_dict()
+    several: dict[str, Any] = {"factory": {name: tied, "other": Tiny}, "assign": lambda client: name}
+    initial = {f"{where}{n}": t for n, t in start.items()}
+    ours = FedAvg(initial=initial, lr=0.5, **several if name else {"factory": tied})
+    plain = FedAvg(initial=start, lr=0.5, factory=Tiny)
+    run, other = (simulate(method, federation()[:1], rounds=1, progress=False) for method in (ours, plain))
+    for n, value in other.server.state[FedAvg.model].items():
+        found = [key for key in (n, n.replace("classifier", "same")) if not torch.equal(value, start[n])]
+        assert found
+        assert all(torch.equal(run.server.state[FedAvg.model][f"{where}{key}"], value) for key in found), n
+        assert torch.equal(run.models[name].state_dict()[n], value), n
 
 
 @pytest.mark.parametrize("rule", ["mean", "local", "drop"])

@@ -301,13 +301,20 @@ def test_nobody_learns_who_was_drawn() -> None:
     assert (len(seen), any(seen.values()), run.server.drawn) == (10, False, [])
 
 
-def test_noise_covers_every_tensor_even_if_no_client_is_drawn() -> None:
-    """The standard deviation is sigma |(C_1, ..., C_4)| everywhere."""
-    dp, server, source = ClientDP(1.5, 0.5, CLIPS), on_server(Sums(), secret=3), Secret(3)
+def test_noise_covers_every_tensor_and_bit_even_if_no_client_is_drawn() -> None:
+    """The standard deviation is z |(C_1, ..., C_4)| everywhere, and every clip norm follows its own bits."""
+    dp, server, source = (
+        ClientDP(1.5, 0.5, CLIPS, Adaptive(0.4, 0.7, sigma=2.0)),
+        on_server(Sums(), secret=3),
+        Secret(3),
+    )
     got = dp.back(server, Aggregator(ENTRIES).result(), server.method.expect(server, 0))
-    shapes, std = ((2,), (2, 3), (4,), (), (5,)), 1.5 * math.hypot(*CLIPS.values())
+    shapes, std = ((2,), (2, 3), (4,), (), (5,)), (1.5**-2 - 4 / 4.0**2) ** -0.5 * math.hypot(*CLIPS.values())
+    source = Secret(3)
     drawn = [source.add_noise(torch.zeros(shape, dtype=torch.float64), std) for shape in shapes]
     assert torch.equal(as_vector([got.sum(e) for e in dp.clips]), as_vector(drawn))
+    share = 0.5 + source.add_noise(torch.zeros(4, dtype=torch.float64), 2.0) / (0.5 * 4)
+    assert (server.state[dp.norms] / torch.tensor(list(dp.clips.values()))).log().allclose(-0.7 * (share - 0.4))
     assert (len(server.ledger.events), bool(as_vector(drawn).all())) == (1, True)
 
 
@@ -394,37 +401,13 @@ def test_seeded_run_has_no_guarantee_and_unseeded_runs_differ(tmp_path: Path) ->
 # Adaptive clipping.
 
 
-@pytest.mark.parametrize("quantile", [0.5, 0.8])
-def test_adaptive_norm_finds_the_quantile(quantile: float) -> None:
-    """Two entries with norms spread evenly up to 1 and up to 10, at rate 1, with small noise on the bits."""
-    count, clips = 20, {Sums.vector: 0.1, Sums.group: 100.0}
-    dp, method = ClientDP(0.1, 1.0, clips, Adaptive(quantile, 0.25, sigma=1.0)), Sums()
-    server = on_server(method, clients=count, secret=4)
-    dp.start(server, Bare().expect(server, 0), {})  # type: ignore[arg-type]
-    server.state[dp.norms] = torch.tensor([30.0, 0.1], dtype=torch.float64)
-    replies = []
-    for k in range(count):
-        one = torch.zeros(5)
-        one[0] = (k + 0.5) / count
-        replies.append(Message({Sums.n: 1.0, Sums.vector: one, Sums.group: {"a": 10 * one[:1]}}))
-    found = []
-    for _ in range(100):
-        message = Message()
-        dp.send(server, 0, message)
-        dp.back(server, aggregate(dp, replies, message), server.method.expect(server, 0))
-        found.append(server.state[dp.norms])
-    by_key = dict(zip((e.key for e in dp.clips), torch.stack(found[-60:]).mean(0).tolist()))
-    assert by_key == {
-        "Sums.vector": pytest.approx(quantile, rel=0.06),
-        "Sums.group": pytest.approx(10 * quantile, rel=0.06),
-    }
-
-
-class Bare(Sums):
-    """Method with only the two entries of the test above."""
-
-    def expect(self, server: Server, client: int) -> Schema:
-        return {k: v for k, v in super().expect(server, client).items() if k in ("Sums.n", "Sums.group", "Sums.vector")}
+def test_adaptive_norms_stay_in_the_range_of_clips() -> None:
+    dp, method = ClientDP(0.1, 1.0, CLIPS, Adaptive(0.5, 1e3, sigma=1.0)), Sums()
+    for bit, limit in ((0.5, 1e-12), (-0.5, 1e30)):
+        server = on_server(method)
+        replies = AggregatedReplies(Message({dp.within: torch.full((4,), 400 * bit, dtype=torch.float64)}), {}, {}, [])
+        dp.back(server, replies, method.expect(server, 0))
+        assert server.state[dp.norms].tolist() == [limit] * 4
 
 
 def test_bits_and_updates_together_cost_sigma() -> None:

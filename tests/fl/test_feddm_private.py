@@ -13,17 +13,21 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from distillkit import LabeledImages
+from distillkit.augment import DSA
 from distillkit.networks import NetworkBall
-from distillkit.normalization import ZCA, Normalization
+from distillkit.normalization import IDENTITY, ZCA, Normalization
 from distillkit.privacy import (
     Account,
     BatchStatistics,
+    EmbeddingNetworks,
     Ledger,
     NotAccountable,
     PrivacyError,
     PrivateInitialization,
     PrivateStatistics,
+    PublicEmbedders,
     Secret,
+    class_sums,
     compose,
     gaussian_epsilon,
     image_sgd,
@@ -31,7 +35,8 @@ from distillkit.privacy import (
 )
 from distillkit.privacy._public_noise import public_noise
 from distillkit.rng import derive
-from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, simulate
+from fl import Classification, Client, FedDM, Message, MultiLabel, NoUsableReply, Run, Server, simulate
+from fl.aggregation import AggregatedReplies
 from fl.methods import PrivateFedDM, SummedFedDM
 from tests.fl.federations import Tiny, images, small, with_label_rows
 from tests.fl.test_feddm import train_server
@@ -207,18 +212,47 @@ def test_sums_follow_the_reference(noise: Any, warm: bool, clip: float | None) -
 def test_image_sgd_uses_networks_around_the_received_weights() -> None:
     """In round 2 the networks are drawn around the model of round 1, not around the initial weights."""
     options: dict[str, Any] = {"mechanism": "image_sgd", "rate": 0.3, "clip": 0.5, "lr": 0.1, "momentum": 0.3}
+    options |= (seen := {"match": "embedding", "augment": DSA("flip_scale")})
     found = play(rounds=2, secret=5, **options).server.state[FedDM.images]
     net = double(3).eval()
     net.load_state_dict(state(play(rounds=1, secret=5, **options)))
     for k, data in enumerate(clients()):
         counted = noise_of(k, 1).add_noise(data.counts(), SIGMA_SIZES)
         start = LabeledImages(initial_images((2, k)), torch.arange(3).repeat_interleave(IPC), num_classes=3)
+        networks = EmbeddingNetworks(NetworkBall(net, RHO), **seen)
         expected = image_sgd(
-            data, size=max(1, round(float(counted.sum()))), sigma=SIGMA, ipc=IPC, networks=NetworkBall(net, RHO),
+            data, size=max(1, round(float(counted.sum()))), sigma=SIGMA, ipc=IPC, networks=networks,
             clip=0.5, rate=0.3, steps=STEPS, lr=0.1, momentum=0.3, init=start, generator=derive(0, 2, k, "images"),
             ledger=Account(Ledger(), secret=noise_of(k, 2)),
         )  # fmt: skip
         assert torch.equal(found.images[found.columns["client"] == k], expected.images)
+
+
+def test_embedders_have_the_options_and_public_images() -> None:
+    seen: dict[str, Any] = {"clip": 0.3, "match": "embedding", "augment": DSA("flip_scale")}
+    net, data, ones = small(3).double().eval(), clients()[0], torch.ones(2, 1, 4, 4, dtype=torch.float64)
+    seed = int(torch.randint(2**62, (), generator=derive(1)))
+    for centers in (None, ones[:0], ones):
+        around = {"centers": ones} if centers is ones else {}
+        wanted = PublicEmbedders(NetworkBall(net, RHO), MAPS, like=data, seed=seed, **seen, **around)
+        found = method(**seen).embedders(net, data, derive(1), centers)
+        sums = [class_sums(data.images, data.labels, one, num_classes=3) for one in (found, wanted)]
+        assert (torch.equal(*sums), len(sums[0])) == (True, MAPS)
+
+
+@pytest.mark.parametrize(
+    ("noise", "sigma", "share"), [("shares", 4.0, 3**-0.5 / 16), ("full", 4.0, 0), ("shares", 0, 0)]
+)
+def test_sums_may_be_rounded_to_a_sixteenth_of_a_share_of_the_noise(noise: Any, sigma: float, share: float) -> None:
+    summing, sums = (
+        method(SummedFedDM, noise=noise, sigma=sigma, sigma_sizes=sigma / 8, clip=0.3),
+        torch.zeros(1, 3, 15),
+    )
+    server = Server(Classification(3), (1, 4, 4), IDENTITY, 3, 0, state=Message({SummedFedDM.sums: sums}))
+    schema = summing.expect(server, 0)
+    wanted = [0.3 * 4.0 * share, 0.5 * share] if share else [math.inf] * 2
+    assert [schema[e.key].max_unit for e in (SummedFedDM.sums, SummedFedDM.total)] == pytest.approx(wanted)
+    assert [list(spec.value.shape) for spec in schema.values()] == [[1, 3, 15], [3]]
 
 
 # Labels and counts.
@@ -247,24 +281,13 @@ def test_default_threshold_is_three_standard_deviations_of_the_noise() -> None:
 
 def test_class_with_a_negative_noised_count_has_weight_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `least=0` its images are sent; a negative weight would train the model against them."""
-    counts, weights = [], []
-    receive, train = SummedFedDM.receive, FedDM.train
-
-    def receiving(self: SummedFedDM, server: Any, replies: Any) -> None:
-        counts.append(replies[SummedFedDM.total])
-        receive(self, server, replies)
-
-    def training(self: FedDM, server: Any, union: LabeledImages, weight: Tensor) -> None:
-        weights.append(weight)
-        train(self, server, union, weight)
-
-    monkeypatch.setattr(SummedFedDM, "receive", receiving)
-    monkeypatch.setattr(FedDM, "train", training)
-    play(kind=SummedFedDM, secret=8, sigma_sizes=30.0, weights="samples")
-    (found,), (weight,) = counts, weights
-    assert float(found.min()) < 0 < float(found.max())
-    wanted = found.clamp_min(0.0).repeat_interleave(IPC)
-    assert torch.allclose(weight.double(), wanted / wanted.mean())
+    weights: list[Any] = []
+    monkeypatch.setattr(FedDM, "train", lambda self, server, union, weight: weights.append(weight.tolist()))
+    server, summing = play(kind=SummedFedDM).server, method(SummedFedDM, weights="samples")
+    for counts, wanted in ([-3.0, 5.0, 4.0], [0.0, 5 / 3, 4 / 3]), ([-1.0] * 3, [0.0] * 3):
+        values = {SummedFedDM.sums: server.state[SummedFedDM.sums], SummedFedDM.total: torch.tensor(counts).double()}
+        summing.receive(server, AggregatedReplies(Message(values), {}, {}, [0, 1, 2]))
+        assert weights[-1] == pytest.approx([weight for weight in wanted for _ in range(IPC)])
 
 
 @pytest.mark.parametrize(("kind", "own"), [(PrivateFedDM, [1, 0]), (SummedFedDM, [1, "server"])])

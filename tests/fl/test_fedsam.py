@@ -20,9 +20,11 @@ from tests.fl.invariances import network
 
 
 @pytest.mark.golden("FedSAM", source="Qu et al., ICML 2022, Algorithm 1")
-def test_rounds_of_two_weights_follow_the_formula() -> None:
+@pytest.mark.golden("FedProx", source="Li et al., MLSys 2020, Eq. 2")
+@pytest.mark.parametrize("rho", [0.3, 0.0])
+def test_rounds_of_two_weights_follow_the_formula(rho: float) -> None:
     """FedProx's pull is part of the perturbed loss: its gradient is also evaluated at the perturbed weights."""
-    rho, mu = 0.3, 0.4
+    mu = 0.4
     run = quadratic.run(FedSAM(rho), FedProx(mu), rounds=3, participation=2, batch=1, momentum=0.9)
     w = quadratic.START.copy()
     for row in run.rows:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from distillkit.privacy import PrivacyError
 from fl import (
     CheckpointError,
+    Classification,
     Client,
     ClientData,
     ClientDP,
@@ -259,14 +261,10 @@ def test_invalid_chains_are_refused() -> None:
 
 
 def test_filter_may_refuse_a_method_when_built() -> None:
-    class Picky(Filter):
-        def check(self, method: Method) -> None:
-            unions = [e.key for e in method.entries() if e.rule == "sum"]
-            if "SCAFFOLD.drift" in unions:
-                raise ValueError("SCAFFOLD.drift: leave it out")
-
-    refused(lambda: Filtered(method(SCAFFOLD()), Picky()), ValueError, r"SCAFFOLD\.drift: leave it out")
-    assert Filtered(method(), Picky()).filters
+    picky = type("Picky", (Filter,), {"check": Mock(side_effect=ValueError("SCAFFOLD.drift: leave it out"))})()
+    inner = method(SCAFFOLD())
+    refused(lambda: Filtered(Filtered(inner, Scale()), picky), ValueError, r"SCAFFOLD\.drift: leave it out")
+    picky.check.assert_called_once_with(inner)
 
 
 def test_chains_are_flat_and_have_a_readable_repr() -> None:
@@ -304,6 +302,25 @@ class Notes(AddOn):
 
 class TwoSteps(FedAvg):
     exchanges = ("census", "local")
+
+
+def test_filters_of_a_private_method_see_no_records() -> None:
+    """An exchange of their own shows them no memory either, in which the method may keep records."""
+    seen: list[Any] = []
+
+    def look(self: Filter, client: Client, message: Message, reply: Message | None = None) -> Message:
+        seen.append((len(client.data), client.test, len(client.memory)))
+        return reply or Message()
+
+    asks = type("Asks", (Filter,), {"before": ("early",), "early": look, "out": look})()
+    data, noisy = images(12, seed=1), type("Noisy", (AddOn,), {"private": True})()
+    for addons, wanted in (((noisy,), [(0, None, 0), (0, None, 1)]), ((), [(12, data, 1)] * 2)):
+        memory = Message({FedAvg.samples: 1.0})
+        client = Client(0, data, data, Classification(3), 1, 0, memory=memory)
+        for verb in ("early", "local"):
+            chain = Filtered(method(*addons, weights="uniform"), asks)
+            chain.run_on_client(verb, client, Message({FedAvg.model: network(3).state_dict()}))
+        assert seen[-2:] == wanted
 
 
 def test_no_filter_or_exchange_sees_replies_without_noise_beside_a_private_filter() -> None:

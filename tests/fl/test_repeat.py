@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from distillkit.privacy import Ledger, compose
 from distillkit.serialization import to_config
 from distillkit.study import Condense, Study, Task
 from distillkit.study._execution import PreparedRun, RunSpec
+from distillkit.study.candidate import Job, OutOfTime
 from distillkit.training import Protocol
-from fl import CheckpointError, ClientDP, FedAvg, Filtered, simulate
+from fl import CheckpointError, Classification, ClientDP, FedAvg, Filtered, RunFolder, simulate
 from fl.addons import SCAFFOLD, Ditto, FedProx
 from fl.message import Message
+from fl.participants import Interrupted
 from fl.study import Federated, NotRepeatable, load, outcome_hash, repeat
 from tests.fl.every_method import METHODS, play
 from tests.fl.federations import Tiny, federation, images, sum_history_again
@@ -134,6 +137,65 @@ def test_own_accuracy_is_that_of_the_personal_models(tmp_path: Path) -> None:
     assert known.line["accuracy_last"] == last["accuracy"]
 
 
+def test_job_reaches_the_run_and_a_trial_takes_later_rounds_for_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first round has costs of its own, such as those of a query."""
+    given: list[dict[str, Any]] = []
+    rows = [{"seconds": 90.0, "bytes_up": 40, "bytes_down": 50}, {"seconds": 2.0, "bytes_up": 4, "bytes_down": 5}]
+
+    def simulated(method: Any, clients: Any, **options: Any) -> Any:
+        given.append({"method": method, "clients": clients, **options})
+        if "out" in options:
+            raise Interrupted("late")
+        return SimpleNamespace(rows=rows)
+
+    monkeypatch.setattr("fl.study.federated.simulate", simulated)
+    keep, deal = torch.arange(0, COUNT, 2), partial(partition.iid, clients=4)
+    own = task(own_tests=0.0, partition=deal, participation=3, evaluate="all", server_share=0.2)
+    job = Job(
+        "made-a",
+        tmp_path,
+        own,
+        load_data(),
+        8,
+        {"rounds": 5},
+        True,
+        keep,
+        3,
+        {"a": 1},
+        2,
+        "device",
+        True,
+        1e12,
+        tmp_path,
+    )
+    method, candidate = protected(factory=Tiny, sigma=1.0), Federated(protected, transcript=True, delta=1e-4)
+    cost = candidate.trial(method, job)
+    assert (cost.bytes_up, cost.bytes_down, cost.seconds) == (44 + 3 * 4, 55 + 3 * 5, pytest.approx(6, abs=5))
+    refused(lambda: candidate.run(method, job), OutOfTime, "^made-a: late$")
+    folder = {"out": RunFolder(tmp_path, True, {"a": 1}, deadline=1e12, cache=tmp_path), "resume": True}
+    known = {
+        "task": Classification(3),
+        "participation": 3,
+        "evaluate": "all",
+        "seed": 8,
+        "workers": 2,
+        "method": method,
+    }
+    parts = own.assign(job.split, 3, validation=True, keep=keep)
+    for options, more in zip(given, ({"rounds": 2}, {"rounds": 5, **folder}), strict=True):
+        clients, test, server, ledger = (options.pop(n) for n in ("clients", "test", "server_data", "ledger"))
+        assert options == {**known, "device": "device", "progress": True, **more}
+        for one, part in zip(
+            [*(c.train for c in clients), test, *server.values()],
+            [*parts.clients, parts.test, *parts.server.values()],
+            strict=True,
+        ):
+            assert torch.equal(one.images, part.images)
+        assert ledger.delta == 1e-4
+
+
 def test_records_stay_with_their_clients_under_another_seed(run: Path, tmp_path: Path) -> None:
     known = load(run, trust=HERE)
     other = again(run, seed=8, out=tmp_path / "other")
@@ -204,11 +266,14 @@ HOW: dict[str, Any] = {"rounds": 2, "test": images(9, 7), "seed": 4, "participat
 
 
 def test_run_of_simulate_is_repeated_on_given_images(tmp_path: Path) -> None:
-    ran = simulate(FedAvg(factory=Tiny, steps=2), federation(), out=tmp_path / "run", server_threads=2, **HOW)
+    more = {"out": tmp_path / "run", "server_threads": 2, "min_replies": 2}
+    simulate(FedAvg(factory=Tiny, steps=2), federation(), **{**HOW, **more, "rounds": 1})
+    ran = simulate(FedAvg(factory=Tiny, steps=2), federation(), resume=True, **HOW, **more)  # now it is longer
     with pytest.raises(NotRepeatable, match=r"does not record its task, .* repeat\(folder, clients=..., test=...\)"):
         again(tmp_path / "run")
     found = again(tmp_path / "run", clients=federation(), test=HOW["test"])
-    assert found.hash == outcome_hash(ran)
+    known = load(tmp_path / "run", trust=HERE).config
+    assert (found.hash, found.config) == (outcome_hash(ran), {**known, "rounds": 2})
     turned = partial(again, tmp_path / "run", clients=federation()[::-1], test=HOW["test"])
     refused(turned, NotRepeatable, r"data: was .*, now")
     refused(lambda: again(tmp_path / "run", clients=federation()), NotRepeatable, r"test: was \[9, .*, now None")
@@ -223,9 +288,14 @@ def test_run_of_simulate_is_repeated_on_given_images(tmp_path: Path) -> None:
 
 def test_seeded_private_run_repeats_to_the_same_hash(tmp_path: Path) -> None:
     method = Filtered(FedAvg(factory=Tiny, steps=1, weights="uniform"), ClientDP(sigma=1.0, rate=0.5, clip=1.0))
-    ran = simulate(method, federation(), rounds=2, seed=4, secret=7, out=tmp_path / "run", progress=False)
+    ledger, out = (
+        Ledger(tmp_path / "ledger", delta=1e-4, budget=90.0, disjoint=False),
+        RunFolder(tmp_path / "run", notes={"why": 1}),
+    )
+    how: dict[str, Any] = {"seed": 4, "secret": 7, "evaluate": "none", "ledger": ledger, "progress": False}
+    ran = simulate(method, federation(), rounds=2, out=out, **how)
     found = again(tmp_path / "run", clients=federation())
-    assert found.hash == outcome_hash(ran)
+    assert (found.hash, found.config) == (outcome_hash(ran), load(tmp_path / "run", trust=HERE).config)
     refused(lambda: again(tmp_path / "run", clients=federation()[::-1]), NotRepeatable, "data: was")
 
 
@@ -253,7 +323,9 @@ def test_method_that_cannot_be_rebuilt_is_given(tmp_path: Path) -> None:
     found = again(tmp_path / "run", method=method, clients=federation(), test=HOW["test"])
     assert found.hash == outcome_hash(ran)
     other = FedAvg(factory=Tiny, steps=2)
-    refused(lambda: load(tmp_path / "run", method=other), NotRepeatable, "method must be that of the run")
+    refused(
+        lambda: load(tmp_path / "run", method=other), NotRepeatable, r"method must be that of the run in .*, got \{"
+    )
 
 
 @pytest.mark.parametrize(

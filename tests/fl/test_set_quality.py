@@ -22,7 +22,7 @@ from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
 from tests.refused import refused
 
-POOL = images(60, 77)
+POOL = images(260, 77)  # more than the 256 of one forward pass
 HOW: dict[str, Any] = {"server_data": {"pool": POOL}, "seed": 3, "progress": False}
 
 
