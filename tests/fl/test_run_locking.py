@@ -83,15 +83,17 @@ def test_run_locks_its_folder_and_ledger_from_first_to_last_round(tmp_path: Path
     ] * 2
 
 
-def test_ledger_of_a_running_process_is_read_only_for_others(tmp_path: Path) -> None:
+def test_ledger_of_a_running_process_is_read_only_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ledger.jsonl"
     event = Event("test", 2.0)
     mine = Ledger(path)
     mine.spend(event)
     before, epsilon = path.read_bytes(), mine.epsilon()
     with locked_by_another_process(tmp_path / "ledger.jsonl.owner.lock") as pid:
-        for charge in (lambda: mine.spend(event), lambda: mine.void("x"), lambda: mine.add_remark("x")):
-            refused(charge, InUse, rf"the ledger .*ledger\.jsonl is in use by process {pid}")
+        with monkeypatch.context() as patched:
+            patched.setattr("distillkit.locking._PATIENCE", None)  # a charge does not wait
+            for charge in (lambda: mine.spend(event), lambda: mine.void("x"), lambda: mine.add_remark("x")):
+                refused(charge, InUse, rf"the ledger .*ledger\.jsonl is in use by process {pid}")
         refused(lambda: private(ledger=mine), InUse, str(pid))
         assert path.read_bytes() == before
         assert mine.epsilon() == Ledger(path).epsilon() == epsilon

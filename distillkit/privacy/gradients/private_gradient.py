@@ -90,7 +90,7 @@ class PrivateGradient(Sealed):
         if isinstance(parameters, Tensor) or not self._parameters:
             raise ValueError("parameters must be a list of one or more tensors; give [tensor] for one")
         for parameter in self._parameters:
-            check.has_values(check.float_tensor(parameter, "parameters"), "parameters")
+            check.float_tensor(parameter, "parameters")
             refuse_half_precision(parameter, "a parameter")
         self._sums = [torch.zeros(p.numel(), dtype=torch.float64, device=p.device) for p in self._parameters]
 

@@ -209,7 +209,8 @@ def test_empty_run_costs_nothing_and_failed_series_are_infinite() -> None:
 def test_rdp_replaces_pld_where_the_grid_is_too_large_or_not_accurate(
     spend: tuple[float, float, int], delta: float
 ) -> None:
-    refused(lambda: compose([spend], delta, accountant="pld"), NotAccountable, "accountant='rdp'")
+    words = f"not accurate enough at delta {delta:g}; use accountant='rdp'"
+    refused(lambda: compose([spend], delta, accountant="pld"), NotAccountable, words)
     assert compose([spend], delta) == compose([spend], delta, accountant="rdp")
     ledger = Ledger(delta=delta)
     ledger.spend(Event("dp_sgd", spend[0], rate=spend[1], count=spend[2]))
@@ -274,6 +275,7 @@ RANGES: list[tuple[Callable[..., object], dict[str, float], dict[str, list[float
     (functools.partial(resolve_sigma, None, delta=DELTA, count=1, rate=1.0), {"sigma": 1.0}, {"sigma": [-1.0, 9e-5]}),
     (Ledger, {"delta": DELTA, "budget": 1.0, "renyi_order": 2.0},
      {"delta": [0.0], "budget": [0.0], "renyi_order": [0.0, 1.0]}),
+    (Ledger().guarantee, {"delta": DELTA}, {"delta": [0.0, 1.0]}),
     (functools.partial(Event, "x"), {"sigma": 1.0, "rate": 1.0, "count": 1},
      {"sigma": [-1.0, 1e-300, 9e-5, math.inf, math.nan], "rate": [0.0, 1 + 1e-9], "count": [0, 10**12 + 1]}),
 ]  # fmt: skip

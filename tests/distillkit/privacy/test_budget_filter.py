@@ -53,6 +53,15 @@ def test_three_thousand_kinds_of_noise_need_no_evaluation_of_each_order() -> Non
     assert _renyi.cache_info().misses == 0
 
 
+def test_many_kinds_are_interpolated_between_integer_orders() -> None:
+    """The moment is convex in the order, and order (order - 1) / 2 times the sum of 1 / sigma^2 at a rate near 1."""
+    spends = [(40.0 + k, 1 - 1e-12, 1 + k % 3) for k in range(30)]
+    total = sum(n / s**2 for s, _, n in spends)
+    for order, moment in ((1.5, 0.5), (2.0, 1.0), (2.25, 1.5), (7.0, 21.0)):
+        wanted = total * moment / (order - 1) + math.log1p(-1 / order) - math.log(1e-5 * order) / (order - 1)
+        assert compose(spends, 1e-5, order=order).epsilon == pytest.approx(wanted, rel=1e-9)
+
+
 @pytest.mark.parametrize("most", [24, 160])
 def test_groups_cover_the_releases_at_the_ends_of_their_cells(most: int) -> None:
     """Kinds on grid points, just beside them and at rates near 1 are rounded to cost no less."""

@@ -23,7 +23,7 @@ from distillkit.privacy import (
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.faulty_network import Layer
-from tests.distillkit.privacy.options import grouped
+from tests.distillkit.privacy.options import condensed, grouped
 from tests.refused import refused
 
 Factory = Callable[[], nn.Module]
@@ -95,8 +95,8 @@ def test_code_that_cannot_be_captured_is_refused_before_the_charge_and_whatever_
 
 @pytest.mark.filterwarnings("error")
 def test_images_changed_far_by_noise_are_valid_input(toy_set: LabeledImages, toy_network: Factory) -> None:
-    found = private(toy_set, toy_network, lr=1e6)
-    assert float(found.images.abs().max()) > 1e3
+    for found in (private(toy_set, toy_network, lr=1e6), condensed(toy_set, toy_network, lr=1e6)):
+        assert float(found.images.abs().max()) > 1e3
     single, networks = toy_set.to(dtype=torch.float32), RandomNetworks(lambda: toy_network().float())
     words = "NaN or Inf in the optimized images: the optimization diverged; lower lr"
     options = {"networks": networks, "lr": 1e37, "clip": 1e30}

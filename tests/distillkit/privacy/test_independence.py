@@ -230,7 +230,9 @@ def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
     network.features = lambda x: x  # type: ignore[method-assign]
     assert not is_own_network(network)
     assert not is_own_network(Function(lambda n, x: x))
-    own = [nn.BatchNorm2d(2).eval(), nn.Flatten(), nn.Conv2d(1, 2, 3)]
+    own = [nn.BatchNorm2d(2).eval(), nn.Flatten(), nn.Conv2d(1, 2, 3), nn.Identity(), nn.Linear(2, 2), nn.SiLU()]
+    own += [nn.GroupNorm(1, 2), nn.LeakyReLU(), nn.Sigmoid(), nn.Tanh()]
+    own += [nn.AvgPool2d(2), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1)]
     assert all(is_own_network(nn.Sequential(layer)) for layer in own)
     others = [nn.BatchNorm2d(2), nn.BatchNorm2d(2, track_running_stats=False).eval(), nn.Flatten(0, 1), nn.Flatten(-4)]
     subclass, buffer, beside, other = nn.Linear(2, 2), nn.BatchNorm2d(2).eval(), nn.Linear(2, 2), nn.Linear(2, 2)

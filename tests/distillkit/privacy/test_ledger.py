@@ -150,16 +150,16 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     ledger.spend(ONE)
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace('"sigma": 2.0', '"sigma: 2.0', 1), encoding="utf-8")
-    refused(lambda: Ledger(path), ValueError, "line 2 of .* is damaged")
+    refused(lambda: Ledger(path), ValueError, "line 2 of .*/l is damaged")
     path.write_text(text[:-1], encoding="utf-8")
     refused(lambda: ledger.epsilon(), ValueError, "lost lines")
     path.write_text(text, encoding="utf-8")
     refused(lambda: ledger.spend(ONE), ValueError, "lost lines")  # also when it is back
     head_of(path).unlink()
     path.write_text('{"accuracy": 1}\n', encoding="utf-8")
-    refused(lambda: Ledger(path), ValueError, "line 1 of .* was edited, or is no ledger")
+    refused(lambda: Ledger(path), ValueError, "line 1 of .*/l does not .* was edited, or is no ledger")
     path.write_text("accuracy\n", encoding="utf-8")
-    refused(lambda: Ledger(path), ValueError, "path must be a ledger or a new file, but .* holds something else")
+    refused(lambda: Ledger(path), ValueError, "path must be a ledger or a new file, but .*/l holds something else")
 
 
 FIRST = {"ledger": "distillkit.ledger/2", "delta": 1e-5, "budget": None, "disjoint": True, "renyi_order": None}
@@ -179,7 +179,7 @@ def test_refused_line_stays_refused_and_later_lines_are_not_skipped(odd: dict[st
     event = {"event": asdict(ONE)}
     first = [FIRST] if odd is FIRST else []
     write_chain(tmp_path / "l", *first, odd)
-    words = rf"line {len(first) + 1} of .* is not a line of a ledger: \{{"
+    words = rf"line {len(first) + 1} of .*l is not a line of a ledger: {re.escape(json.dumps(odd)[:80])} \("
     refused(lambda: Ledger(tmp_path / "l"), ValueError, words)
     write_chain(tmp_path / "l", event)
     ledger = Ledger(tmp_path / "l")

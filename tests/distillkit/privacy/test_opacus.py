@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial, partialmethod
@@ -133,9 +134,13 @@ def test_only_the_given_parameters_are_trained_on_all_columns(kind: str) -> None
     source.add_to(private, images.requires_grad_(), *columns[1:])
     assert images.grad is None
     rest = columns[1:]
-    for wrong in ((images.detach().float(), *rest), (images[:, :, 1:], *rest), (images[:1], *rest), (images,)):
-        call = partial(source.add_to, private, *wrong)
-        refused(call, ValueError, r"takes equal numbers of records of torch\.float64 \[1, 5, 4\], torch\.int64 \[\]")
+    for wrong, got in (
+        ((images.detach().float(), *rest), "[9, 9, 9] records of torch.float32 [1, 5, 4], torch.int64 [], torch"),
+        ((images[:, :, 1:], *rest), "[9, 9, 9] records of torch.float64 [1, 4, 4]"), ((images,), "[9] records of "),
+        ((images[:1], *rest), "[1, 9, 9] records of torch.float64 [1, 5, 4]"),
+    ):  # fmt: skip
+        words = " takes equal numbers of records of torch.float64 [1, 5, 4], torch.int64 [], torch.float64 [], got "
+        refused(partial(source.add_to, private, *wrong), ValueError, f"^the network Layer.*{re.escape(words + got)}")
     wanted = torch.autograd.grad((columns[2] * losses(network, *columns[:2])).sum(), [*trained.values()])
     torch.testing.assert_close(private.take(), [*wanted])
     network.float()
@@ -474,12 +479,13 @@ def test_networks_and_losses_are_tried_on_pixels_and_other_noise(kind: str) -> N
     refuse(signed, lambda n, x, y: n(x).sum(1), BatchStatistics, r"single records \(parameter out\.weight\)")
     partly = lambda m, x: m.linear(x.flatten(1)) + 0 * (x.flatten(1) @ m.zero).sqrt()  # noqa: E731
     steep = Layer(partly, linear=nn.Linear(20, 3), zero=nn.Parameter(torch.zeros(20, 3)))
+    words = r": the gradient of a single record is not finite for noise images in \[0, 1\]"
     for network in (steep, rooted(0.5, outputs=1)):
-        refuse(network, losses, NotCapturable, r"not finite for noise images in \[0, 1\]")
-    refuse(flat(), lambda n, x, y: losses(n, x, y) / (1 - y), NotCapturable, r"not finite for noise images in \[0, 1\]")
-    words = r"one value for each example \[n\], got shape "
-    refuse(flat(), lambda n, x, y: losses(n, x, y).sum(), NotSeparable, rf"{words}\[\]$")
-    refuse(flat(), lambda n, x, y: losses(n, x, y)[:, None], NotSeparable, rf"{words}\[3, 1\]$")
+        refuse(network, losses, NotCapturable, f"^Layer{words}")
+    refuse(flat(), lambda n, x, y: losses(n, x, y) / (1 - y), NotCapturable, f"^Sequential{words}")
+    for shaped, got in ((torch.sum, r"shape \[\]"), (lambda z: z[:, None], r"shape \[3, 1\]")):
+        wrong = lambda n, x, y, shaped=shaped: shaped(losses(n, x, y))  # noqa: E731
+        refuse(flat(), wrong, NotSeparable, rf"^the loss must give one value for each example \[n\], got {got}$")
     words = r"on 3 records of noise \(IndexError: Target 9 is out of bounds\.\)\. Use"
     refuse(flat(), lambda n, x, y: losses(n, x, y + 9), NotCapturable, words)
     own = torch.ones(6).as_subclass(type("Own", (Tensor,), {}))
@@ -579,11 +585,14 @@ def test_history_without_noise_or_of_another_object() -> None:
     from opacus.accountants import RDPAccountant
 
     ledger, accountant = Ledger(), RDPAccountant()
+    for wrong in (None, [(1.0, 0.1, 3)], SimpleNamespace(history=[1.0]), SimpleNamespace(history=[(1.0, 0.1)])):
+        words = rf", got {type(wrong).__name__}; pass privacy_engine\.accountant"
+        refused(lambda w=wrong: ledger.charge_history(w), TypeError, words)
+    refused(lambda: ledger.charge_history(SimpleNamespace(history=[(1.0, 2.0, 3)])), ValueError, "^rate must")
+    assert ledger.guarantee() == Ledger().guarantee()  # without remarks
     ledger.charge_history(accountant)
     assert ledger.events == ()
     assert "that all its steps are in the history" in str(ledger.guarantee().remarks)  # perhaps the wrong accountant
-    for wrong in (None, [(1.0, 0.1, 3)], SimpleNamespace(history=[1.0]), SimpleNamespace(history=[(1.0, 0.1)])):
-        refused(lambda w=wrong: ledger.charge_history(w), TypeError, r"pass privacy_engine\.accountant")
     ledger.charge_history(SimpleNamespace(history=[[1.0, 0.1, 3]]))  # as JSON returns it
     accountant.step(noise_multiplier=0.0, sample_rate=0.1)
     ledger.charge_history(accountant)

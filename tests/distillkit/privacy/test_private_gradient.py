@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from fractions import Fraction
 from functools import partial
 from unittest import mock
@@ -119,10 +120,12 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
     products = [OuterProducts(*parts) for parts in ((left, right), (left, right[:1]), (left, right.long()))]
     wrongs = [
         [first], [first, second[:4]], [products[1], second], [products[2], second], [second, products[0]],
-        [first.flatten(1), second], [first[0], second[0]], [first, second.long()],
+        [first[0], second[0]], [first, second.long()],
     ]  # fmt: skip
     for wrong in wrongs:
         refused(lambda w=wrong: gradient.add(w), (TypeError, ValueError), "grad_samples must")
+    words = re.escape("grad_samples must have [n, *shape] of the parameters, [[2, 3], [4]], got [[5, 6], [5, 4]]")
+    refused(lambda: gradient.add([first.flatten(1), second]), ValueError, words)
     options = {"sigma": np.float16(0.4), "clip": np.float16(6e-8), "denominator": np.float16(1.0), "secret": secret}
     assert float(PrivateGradient([torch.zeros(500)], **options).take()[0].std()) == pytest.approx(2.4e-8, rel=0.2)
     refused(lambda: setattr(gradient, "sigma", 9.0), AttributeError, "has no attribute 'sigma'")
@@ -140,9 +143,10 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
     ):  # fmt: skip
         numbers = {"sigma": 0.0, "clip": 1.0, "denominator": 1.0} | wrong_number
         refused(lambda n=numbers: PrivateGradient(parameters, secret=secret, **n), ValueError, words)
-    for empty in ([], torch.zeros(2)):
-        call = partial(PrivateGradient, empty, sigma=0.0, clip=1.0, denominator=1.0, secret=secret)
-        refused(call, (TypeError, ValueError), "parameters must be a list")
+    meta = [torch.zeros(2, device="meta")]
+    for wrong, words in (([], "must be a list"), (torch.zeros(2), "must be a list"), (meta, ".* on the device 'meta'")):
+        call = partial(PrivateGradient, wrong, sigma=0.0, clip=1.0, denominator=1.0, secret=secret)
+        refused(call, (TypeError, ValueError), f"parameters {words}")
     refused(
         lambda: PrivateGradient(parameters, sigma=1.0, clip=math.inf, denominator=1.0, secret=secret),
         PrivacyError, "clip must be finite unless sigma is 0, got sigma 1",
@@ -154,7 +158,7 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
 def test_half_precision_is_refused_before_a_charge(dtype: torch.dtype) -> None:
     whole, half = torch.zeros(2), torch.zeros(2, dtype=dtype)
     for parameters in ((half,), (whole, half), (half, whole)):
-        refused(lambda: silent(*parameters), PrivacyError, r"is torch\.b?float16.*\.float\(\)")  # noqa: B023
+        refused(lambda: silent(*parameters), PrivacyError, r"^a parameter is torch\.b?float16.*\.float\(\)")  # noqa: B023
     real = LabeledImages(torch.zeros(8, 1, 4, 4, dtype=dtype), torch.arange(8) % 2, num_classes=2)
     ledger = Ledger()
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2)).to(dtype)

@@ -268,7 +268,13 @@ def test_callback_cannot_add_records_to_a_release() -> None:
         options: dict[str, Any] = {"networks": networks, "ledger": Account(Ledger(), secret=0), "callback": callback}
         return image_sgd(DATA, size=10, sigma=1.0, steps=1, ipc=1, **options).images
 
-    assert torch.equal(run(lambda step, gradient: gradient.zero_()), run(lambda step, gradient: DATA.images.shape))
+    facts = ["shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda"]
+
+    def ask(step: int, gradient: Tensor) -> None:
+        assert [getattr(DATA.images, fact) for fact in facts]
+        assert (DATA.images.dim(), DATA.images.size(1), DATA.images.is_floating_point()) == (4, 2, True)
+
+    assert torch.equal(run(lambda step, gradient: gradient.zero_()), run(ask))
     with pytest.raises(NotCapturable, match="the callback uses the records"):
         run(lambda step, gradient: gradient.add_(DATA.images.mean()))
 

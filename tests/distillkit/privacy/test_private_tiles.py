@@ -62,9 +62,11 @@ def test_fit_equals_sgd(
 ) -> None:
     """Through the decoding of tiles, if there are any; with as many whole classes at once as a chunk allows."""
     embedders, targets = embedders_of(toy_set, toy_network), torch.randn(2, 3, 16, generator=derive(2)).double()
-    fit = partial(fit_to_means, noise(6), embedders, before := targets.clone(), lr=2.0, parametrize=tiles, chunk=chunk)
+    start, before = noise(6).requires_grad_(), targets.clone()
+    fit = partial(fit_to_means, start, embedders, before, lr=2.0, parametrize=tiles, chunk=chunk)
     sizes = embedded_sizes("__call__", monkeypatch)
     found, stored = fit(steps=5, momentum=0.3), noise(6).requires_grad_()
+    assert not found.requires_grad
     assert max(sizes) == batch
     optimizer = torch.optim.SGD([stored], lr=1.0, momentum=0.3)
     for step in range(5):

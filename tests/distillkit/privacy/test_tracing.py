@@ -393,6 +393,9 @@ def test_lack_of_memory_is_an_error_and_results_share_no_memory() -> None:
     first, _ = found([weight], rows)
     assert first.untyped_storage().data_ptr() != weight.untyped_storage().data_ptr()
 
+    words = r"^it .* parameter or buffer of torch\.float32 \[4\] that is torch\.float64 \[3\] now; capture it"
+    refused(lambda: found([torch.ones(3).double()], rows), ValueError, words)
+
     def full(*given: Tensor) -> Any:
         raise torch.OutOfMemoryError("no memory")
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
-from distillkit._utils.progress import bar
 from distillkit.networks import RandomNetworks, build, split
 from distillkit.privacy import Ledger, TrainedNetworks, image_sgd, train_private
 from distillkit.rng import derive
@@ -35,6 +36,7 @@ def test_draw_is_the_network_that_the_set_trains(
     assert not any(p.requires_grad for p in drawn.parameters())  # type: ignore[attr-defined]
     other = networks.draw(2)  # type: ignore[arg-type]
     assert networks.draw(derive(0, 1)) is drawn
+    assert networks.draw(generator) is not drawn  # of the same seed, in a later state
     assert not torch.allclose(other.features(toy_set.images), drawn.features(toy_set.images))
     assert not any(module.training for module in [*drawn.modules()][1:])  # type: ignore[attr-defined]
 
@@ -43,11 +45,11 @@ def test_draw_is_the_network_that_the_set_trains(
 def test_bars_are_shown_if_progress_is_true(
     progress: bool, toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bool] = []
+    bars: list[tuple[Any, Mock]] = []
 
     def noted(total: int, what: str, *, progress: bool, **options: Any) -> Any:
-        asked.append(progress)
-        return bar(total, what, progress=progress, **options)
+        bars.append(((what, total, progress), Mock()))
+        return nullcontext(bars[-1][1])
 
     condensation = "distillkit.privacy.condensation."
     for place in ("distillkit.training", condensation + "class_means", condensation + "image_sgd",
@@ -57,13 +59,18 @@ def test_bars_are_shown_if_progress_is_true(
     condensed(toy_set, toy_network, train=SHORT, networks=None, progress=progress)
     image_sgd(toy_set, networks=RandomNetworks(toy_network), ipc=1, **options)
     train_private(toy_network(), toy_set, **options)
-    assert set(asked) == {progress}
+    wanted = {("training", 3), ("fitting private images", 2), ("fitting private images", 6)}
+    wanted |= {("private image steps", 1), ("private training", 1)}
+    assert {asked for asked, _ in bars} == {(*one, progress) for one in wanted}
+    assert all(shown.update.call_count == total for (_, total, _), shown in bars)
 
 
 def test_untrainable_networks_are_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
     ledger = Ledger()
     networks = TrainedNetworks(toy_network, toy_set, SHORT)
     refused(lambda: TrainedNetworks(toy_network, toy_set, Protocol), TypeError, "protocol must be")  # type: ignore[arg-type]
+    words = "^data must be a public LabeledImages, got Tensor"
+    refused(lambda: TrainedNetworks(toy_network, toy_set.images, SHORT), TypeError, words)  # type: ignore[arg-type]
     refused(lambda: TrainedNetworks(toy_network, toy_set, SHORT, progress=0), TypeError, "progress must be True or")
     with pytest.raises(ValueError, match=r"networks must be RandomNetworks\(factory\) if .* got TrainedNetworks"):
         condensed(toy_set, toy_network, train=SHORT, networks=networks, chunk=4, ledger=ledger)
