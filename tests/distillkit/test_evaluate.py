@@ -123,6 +123,7 @@ def test_mixed_rows_keep_their_precision() -> None:
     sets = [stripes(6).to(dtype=torch.float64).replace(labels=labels) for labels in (rows, rows.float().double())]
     made = [weights(train(build(convnet, 0).double(), one, Protocol(epochs=1, mix=Mixup()))) for one in sets]
     assert not torch.equal(*made)
+    train(build(convnet, 0), stripes(6)[[0, 2, 4]], Protocol(epochs=1, mix=Mixup()))  # images of one class
 
 
 def test_divergence_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_another_thread_is_another_owner_unless_shared(lock: Path, start: Any) -
 
     def attempt(shared: bool) -> None:
         try:
-            with locked(lock, "the run in x", shared=shared):
+            with locked(lock.parent / ".." / lock.parent.name / lock.name, "the run in x", shared=shared):
                 found.append(None)
         except InUse as error:
             found.append(error)
