@@ -107,15 +107,6 @@ def test_invalid_options_are_refused_when_built() -> None:
         simulate(FedAvg(factory=Tiny, initial={"nothing": torch.zeros(1)}), federation(), rounds=1, progress=False)
 
 
-def test_dropout_uses_the_clients_own_generator(global_rng_untouched: None) -> None:
-    def network(outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, outputs))
-
-    runs = [simulate(FedAvg(factory=network), federation(), rounds=2, workers=w, progress=False) for w in (1, 3)]
-    for name, value in runs[0].server.state[FedAvg.model].items():
-        assert torch.equal(value, runs[1].server.state[FedAvg.model][name])
-
-
 def test_images_of_add_ons_are_trained_on_in_place_of_and_beside_the_clients_own() -> None:
     """The clients' weights are the sizes of the sets that stand in for their images."""
 

@@ -215,21 +215,6 @@ def test_clipped_update_never_exceeds_the_clip(dtype: torch.dtype, seed: int, sc
     assert sum(Fraction(v) ** 2 for t in sent[Sums.group].values() for v in t.tolist()) <= Fraction(10**clip) ** 2
 
 
-def test_released_sums_are_on_a_public_grid() -> None:
-    """Multiples of 2^-20 of the noise's deviation, rounded down to a power of two; bits have a grid of their own."""
-    dp = ClientDP(1.0, 0.5, CLIPS, Adaptive(sigma=2.0))
-    server = on_server(Sums())
-    server.state[ClientDP.norms] = torch.tensor([CLIPS[e] for e in dp.clips], dtype=torch.float64)
-    message = Message({ClientDP.norms: server.state[ClientDP.norms]})
-    result = dp.back(server, aggregate(dp, [Sums().reply(f) for f in (0.3, 7.0)], message), Sums().expect(server, 0))
-    unit = 2.0 ** (math.floor(math.log2(dp._split(4)[0] * math.hypot(*CLIPS.values()))) - 20)
-    released = as_vector([result.sum(e) for e in dp.clips]) / unit
-    assert torch.equal(released, released.round())
-    share = 0.5 - (server.state[ClientDP.norms] / message[ClientDP.norms]).log() / 0.2
-    bits = (share - 0.5) * 2 / 2.0**-19
-    torch.testing.assert_close(bits, bits.round(), rtol=0, atol=1e-3)
-
-
 def test_group_is_clipped_as_one_vector_and_keeps_its_direction() -> None:
     dp = ClientDP(1.0, 0.5, CLIPS)
     sent = dp.out(None, Message(), Sums().reply(3.0))  # type: ignore[arg-type]
@@ -301,21 +286,22 @@ def test_nobody_learns_who_was_drawn() -> None:
     assert (len(seen), any(seen.values()), run.server.drawn) == (10, False, [])
 
 
-def test_noise_covers_every_tensor_and_bit_even_if_no_client_is_drawn() -> None:
+@pytest.mark.parametrize("sent", [(), (0.3, 7.0)])
+def test_noise_covers_every_tensor_and_bit_even_if_no_client_is_drawn(sent: tuple[float, ...]) -> None:
     """The standard deviation is z |(C_1, ..., C_4)| everywhere, and every clip norm follows its own bits."""
-    dp, server, source = (
-        ClientDP(1.5, 0.5, CLIPS, Adaptive(0.4, 0.7, sigma=2.0)),
-        on_server(Sums(), secret=3),
-        Secret(3),
-    )
-    got = dp.back(server, Aggregator(ENTRIES).result(), server.method.expect(server, 0))
-    shapes, std = ((2,), (2, 3), (4,), (), (5,)), (1.5**-2 - 4 / 4.0**2) ** -0.5 * math.hypot(*CLIPS.values())
-    source = Secret(3)
-    drawn = [source.add_noise(torch.zeros(shape, dtype=torch.float64), std) for shape in shapes]
-    assert torch.equal(as_vector([got.sum(e) for e in dp.clips]), as_vector(drawn))
-    share = 0.5 + source.add_noise(torch.zeros(4, dtype=torch.float64), 2.0) / (0.5 * 4)
-    assert (server.state[dp.norms] / torch.tensor(list(dp.clips.values()))).log().allclose(-0.7 * (share - 0.4))
-    assert (len(server.ledger.events), bool(as_vector(drawn).all())) == (1, True)
+    dp, server = ClientDP(1.5, 0.5, CLIPS, Adaptive(0.4, 0.7, sigma=2.0)), on_server(Sums(), secret=3)
+    norms, wanted, source = torch.tensor(list(dp.clips.values())).double(), server.method.expect(server, 0), Secret(3)
+    replies = aggregate(dp, [Sums().reply(f) for f in sent], Message({dp.norms: norms}))
+    got, std = dp.back(server, replies, wanted), (1.5**-2 - 4 / 4.0**2) ** -0.5 * math.hypot(*CLIPS.values())
+    for entry in dp.clips:
+        total = replies.sum(entry) if entry in replies else wanted[entry.key].value
+        for name, value in (total if isinstance(total, dict) else {"": torch.as_tensor(total)}).items():
+            noised = source.add_noise(value.double() if sent else torch.zeros_like(value).double(), std)
+            found = got.sum(entry)
+            assert torch.equal(found[name] if isinstance(found, dict) else found, noised)
+    bits = source.add_noise(replies.get(dp.within, torch.zeros_like(norms)), 2.0)
+    assert (server.state[dp.norms] / norms).log().allclose(-0.7 * (0.5 + bits / (0.5 * 4) - 0.4))
+    assert len(server.ledger.events) == 1
 
 
 def test_lost_and_failed_replies_add_noise_and_reveal_no_client() -> None:
@@ -438,6 +424,7 @@ BUILT: list[tuple[Any, Any, str]] = [
     (lambda: averaging(factory={"a": Tiny, "b": Tiny}, assign={}), 1.0, "several architectures"),
     (lambda: FedDM(factory=Tiny), {FedDM.samples: 1.0}, r"FedDM\.samples cannot be noised: its rule is 'union'"),
     (lambda: FedDM(factory=Tiny), 1.0, r"clip names FedAvg\.update, which FedDM does not have"),
+    (averaging, {FedAvg.model: 1.0}, r"FedAvg\.model cannot be noised: its rule is 'first'"),
     (averaging, {FedAvg.counters: 1.0}, r"FedAvg\.counters cannot be noised: its rule is 'max'"),
     (averaging, {FedAvg.update: 1.0, FedAvg.samples: 1.0}, r"FedAvg\.samples cannot be clipped: it is the weight"),
 ]

@@ -30,15 +30,7 @@ from distillkit.privacy import (
 )
 from distillkit.rng import derive
 from fl import ClientData, ClientOptimizer, Entry, FedAvg, NoUsableReply, Run, simulate
-from fl.addons import (
-    DPSGD,
-    MOON,
-    SCAFFOLD,
-    Anchors,
-    FedNova,
-    FedProx,
-    FineTune,
-)
+from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, FedNova, FedProx, FineTune
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from tests.fl import linear

@@ -169,18 +169,17 @@ def test_server_training_weighs_images_alike_in_every_batch(weighted: bool) -> N
 
 def test_clients_and_server_use_every_option() -> None:
     """The rounds above have defaults and full batches where this test has values of their own."""
+    dropping = lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, k))  # noqa: E731
     given: dict[str, Any] = {"ipc": 3, "batch_real": 4, "lr": 0.3, "momentum": 0.2, "augment": DSA("flip_scale")}
     given |= {"steps": 3, "match": "embedding", "init": "noise"}
     server_options = {"lr": 0.2, "momentum": 0.3, "weight_decay": 0.1}
     method = FedDM(
-        factory=Tiny, rho=0.6, server_epochs=2, server_batch=4, project=False, **given,
+        factory=dropping, rho=0.6, server_epochs=2, server_batch=4, project=False, **given,
         **{f"server_{name}": value for name, value in server_options.items()},
     )  # fmt: skip
-    data, net = images(20, 1).replace(columns={"place": torch.arange(20)}, info={"made": 1}), Tiny(3).eval()
-    client, message = (
-        Client(2, data, data, Classification(3), 4, 9),
-        Message({FedDM.model: copy.deepcopy(net.state_dict())}),
-    )
+    data, net = images(20, 1).replace(columns={"place": torch.arange(20)}, info={"made": 1}), dropping(3).eval()
+    client = Client(2, data, data, Classification(3), 4, 9)
+    message = Message({FedDM.model: copy.deepcopy(net.state_dict())})
     made = distribution_matching(
         data, networks=NetworkBall(net, 0.6), generator=derive(9, 4, 2, "images"), progress=False, **given
     )
@@ -198,6 +197,4 @@ def test_clients_and_server_use_every_option() -> None:
     method.train(server, sent, weight)
     assert all(torch.equal(server.state[FedDM.model][name], value) for name, value in net.state_dict().items())
     assert (server.state[FedDM.images], server.notes) == (sent, {"synthetic_images": 9})
-    assert torch.equal(
-        method.predictors(server)[""].sums(data, client.task), Predictor(net.eval()).sums(data, client.task)
-    )
+    assert method.predictors(server)[""].network.training is False

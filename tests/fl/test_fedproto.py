@@ -164,23 +164,15 @@ def test_values_of_condensed_are_checked() -> None:
     assert "Condensed(ipc=2" in repr(FedProto(factory=Tiny, condensed=Condensed(ipc=2, refine_steps=0)))
 
 
-def test_prototypes_are_means_in_eval_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prototypes_are_means_in_eval_mode() -> None:
     """With batch norm and dropout, embeddings differ between the modes."""
 
-    class Dropping(Tiny):
-        def features(self, x: torch.Tensor) -> torch.Tensor:
-            return self.drop(super().features(x))
-
     def factory(outputs: int) -> nn.Module:
-        net = Dropping(outputs, norm=True)
-        net.drop = nn.Dropout(0.5)
-        return net
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, outputs))
 
-    data, own, nets = images(24, 3), FedProto._network, []
-    monkeypatch.setattr(FedProto, "_network", lambda self, client: nets.append(own(self, client)) or nets[-1])
-    run = simulate(FedProto(factory=factory, lr=0.05, batch=6), [data], rounds=2, progress=False)
-    net = nets[-1].eval()
-    with torch.no_grad():
-        z = net.features(data.images)
-    wanted = torch.stack([z[data.labels == c].mean(0) for c in range(3)])
-    assert torch.allclose(run.server.state[FedProto.prototypes], wanted, atol=1e-5)
+    data, method, empty = images(24, 3), FedProto(factory=factory, lr=0.05, batch=6), torch.zeros(3, 16)
+    client, net = Client(0, data, None, Classification(3), 1, 0), factory(3).eval()
+    reply = method.local(client, Message({FedProto.prototypes: empty, FedProto.known: empty[:, 0] > 0}))
+    net.load_state_dict(client.memory[FedProto.own])
+    wanted = torch.stack([net[:3](data.images[data.labels == c]).mean(0) for c in range(3)])
+    assert torch.allclose(reply[FedProto.means], wanted, atol=1e-5)

@@ -151,49 +151,27 @@ def test_job_reaches_the_run_and_a_trial_takes_later_rounds_for_its_last(
         return SimpleNamespace(rows=rows)
 
     monkeypatch.setattr("fl.study.federated.simulate", simulated)
-    keep, deal = torch.arange(0, COUNT, 2), partial(partition.iid, clients=4)
-    own = task(own_tests=0.0, partition=deal, participation=3, evaluate="all", server_share=0.2)
-    job = Job(
-        "made-a",
-        tmp_path,
-        own,
-        load_data(),
-        8,
-        {"rounds": 5},
-        True,
-        keep,
-        3,
-        {"a": 1},
-        2,
-        "device",
-        True,
-        1e12,
-        tmp_path,
+    options: dict[str, Any] = {"seed": 8, "workers": 2, "device": "device", "progress": True}
+    part = {"validation": True, "keep": torch.arange(0, COUNT, 2)}
+    more = {"deadline": 1e12, "cache": tmp_path}
+    own = task(
+        own_tests=0.0, partition=partial(partition.iid, clients=4), participation=3, evaluate="all", server_share=0.2
     )
+    told = {"settings": {"rounds": 5}, "partition_seed": 3, "notes": {"b": 1}}
+    job = Job("a", tmp_path, own, load_data(), **told, **options, **part, **more)
     method, candidate = protected(factory=Tiny, sigma=1.0), Federated(protected, transcript=True, delta=1e-4)
     cost = candidate.trial(method, job)
     assert (cost.bytes_up, cost.bytes_down, cost.seconds) == (44 + 3 * 4, 55 + 3 * 5, pytest.approx(6, abs=5))
-    refused(lambda: candidate.run(method, job), OutOfTime, "^made-a: late$")
-    folder = {"out": RunFolder(tmp_path, True, {"a": 1}, deadline=1e12, cache=tmp_path), "resume": True}
-    known = {
-        "task": Classification(3),
-        "participation": 3,
-        "evaluate": "all",
-        "seed": 8,
-        "workers": 2,
-        "method": method,
-    }
-    parts = own.assign(job.split, 3, validation=True, keep=keep)
-    for options, more in zip(given, ({"rounds": 2}, {"rounds": 5, **folder}), strict=True):
-        clients, test, server, ledger = (options.pop(n) for n in ("clients", "test", "server_data", "ledger"))
-        assert options == {**known, "device": "device", "progress": True, **more}
-        for one, part in zip(
-            [*(c.train for c in clients), test, *server.values()],
-            [*parts.clients, parts.test, *parts.server.values()],
-            strict=True,
-        ):
-            assert torch.equal(one.images, part.images)
-        assert ledger.delta == 1e-4
+    refused(lambda: candidate.run(method, job), OutOfTime, "^a: late$")
+    folder = {"out": RunFolder(tmp_path, True, {"b": 1}, **more), "resume": True}
+    options |= {"task": Classification(3), "participation": own.participation, "evaluate": "all", "method": method}
+    allocation = own.assign(job.split, 3, **part)
+    wanted = [*allocation.clients, allocation.test, *allocation.server.values()]
+    for found, rounds in zip(given, ({"rounds": 2}, {"rounds": 5, **folder}), strict=True):
+        sets = [*(c.train for c in found.pop("clients")), found.pop("test"), *found.pop("server_data").values()]
+        assert [torch.equal(one.images, other.images) for one, other in zip(sets, wanted)] == [True] * 6
+        assert found.pop("ledger").delta == 1e-4
+        assert found == {**options, **rounds}
 
 
 def test_records_stay_with_their_clients_under_another_seed(run: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages, Normalization
-from distillkit.augment import CropFlip
 from distillkit.networks import KeepInit
 from distillkit.privacy import Ledger
 from fl import Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, MultiLabel, Real, simulate
@@ -416,19 +415,12 @@ DEEP = KNOWN.replace(NAMES, ", ".join(f"{n}.{kind}" for n in (1, 2, 3) for kind 
         ({"initial": {"classifier.bias": torch.zeros(4)}}, r"float32 \[3\], got torch.float32 \[4\]"),
         ({"initial": {"classifier.bias": [0.0]}}, r"initial\['classifier.bias'\] must be .* got list"),
         ({"augment": lambda x, g: x[:1]}, r"^augment must return torch.float32 \[2, 1, 4, 4\] .*32 \[1, 1, 4, 4\]$"),
-        (
-            {"augment": lambda x, g: x @ torch.ones(5, 5)},
-            r"^augment fails .*, \[2, 1, 4, 4\]: RuntimeError: .* and 5x5\)$",
-        ),
+        ({"augment": lambda x, g: x @ torch.ones(5, 5)}, r"^augment fails .*, \[2, 1, 4, 4\]: RuntimeError: .*5x5\)$"),
         (
             {"augment": lambda x, g: x.double()},
             r"^augment must return torch.float32 .* got torch.float64 \[2, 1, 4, 4\]$",
         ),
         ({"augment": lambda x, g: x.numpy()}, "for such images, got ndarray$"),
-        (
-            {"augment": CropFlip(OTHER)},
-            "^augment pads with black for mean .0.5. std .0.5., but the images have pixels in .0, 1.: ",
-        ),
         (
             {"augment": lambda x, g: x.clone().fill_(torch.inf)},
             "^augment must return finite images, but returns NaN or",
