@@ -53,9 +53,8 @@ def write(folder: Path, records: Sequence[Record], plan: Mapping[str, Any] | Non
         own.mkdir(parents=True)
         write_json(own / "summary.json", dict(r.line))
         if r.rows:
-            (own / "history.jsonl").write_text(
-                "".join(json.dumps(dict(line)) + "\n" for line in r.rows), encoding="utf-8"
-            )
+            lines = "".join(f"{json.dumps(dict(line))}\n" for line in r.rows)
+            (own / "history.jsonl").write_text(lines, encoding="utf-8")
     if plan is not None:
         write_json(folder / "study.json", plan)
     return folder

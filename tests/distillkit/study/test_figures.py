@@ -34,6 +34,9 @@ def test_every_candidate_is_drawn_or_named() -> None:
     assert [*average.get_ydata()] == pytest.approx([10, 25])
     assert [*level.get_ydata()] == pytest.approx([45, 45])
     assert axes.get_legend().get_title().get_text() == "mean ± std of 1 to 2 runs"
+    loss = curves(RUNS, column="loss").axes[0]
+    assert [[*line.get_ydata()] for line in loss.lines] == [[1.0, 1.0]] * 3
+    assert loss.get_title() == "digits\nwithout a number: DM"
 
 
 def test_tasks_are_drawn_by_cost_side_by_side_from_a_folder(tmp_path: Path) -> None:
@@ -41,7 +44,10 @@ def test_tasks_are_drawn_by_cost_side_by_side_from_a_folder(tmp_path: Path) -> N
     figure = curves(write(tmp_path, runs), by="bytes")
     assert [ax.get_title() for ax in figure.axes] == ["digits\nwithout a number: Local", "other"]
     assert [*figure.axes[1].lines[0].get_xdata()] == pytest.approx([3, 6, 9])
-    assert len(curves(tmp_path, task="other", by="client_seconds").axes) == 1
+    ends = {"bytes_up": 3, "bytes_down": 6, "client_seconds": 6, "seconds": 9}
+    for by, end in ends.items():
+        [panel] = curves(tmp_path, task="other", by=by).axes
+        assert panel.lines[0].get_xdata()[-1] == pytest.approx(end)
 
 
 def test_failed_run_does_not_shorten_the_others() -> None:
@@ -68,6 +74,7 @@ def test_images_are_of_the_first_seeds_set_one_panel_per_candidate(tmp_path: Pat
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["0", "1", "2"]
     (shown,) = figure.axes[0].get_images()
     assert shown.get_array().shape == (3 * 10, 1 * 10, 3)
+    assert [*figure.get_size_inches()] == pytest.approx([0.5 * 3 + 0.8, 0.5 * 3 + 0.6])
     many = pictures(folder_with_sets(tmp_path / "b", [record(0.1, "DM", task=t) for t in ("a", "b")], 12), classes=4)
     assert [ax.get_title() for ax in many.axes] == ["a: DM", "b: DM"]
     assert len(many.axes[0].get_yticklabels()) == 4
@@ -80,7 +87,7 @@ def test_images_are_of_the_first_seeds_set_one_panel_per_candidate(tmp_path: Pat
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: curves(RUNS, by="rounds"), "by must be one of 'round', 'bytes'"),
+        (lambda: curves(RUNS, by="rounds"), "by must be one of .*, got 'rounds'"),
         (lambda: curves(RUNS, task="x"), "task must be one of 'digits', got 'x'"),
         (lambda: pictures(RUNS, task="x"), "task must be one of 'digits', got 'x'"),
         (lambda: curves([record(0.5)]), "runs whose rounds have the column 'accuracy'; 'digits' has none"),

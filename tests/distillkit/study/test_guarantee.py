@@ -23,6 +23,8 @@ from tests.distillkit.study.test_study import task
 from tests.refused import refused
 
 SIGMA = 4.0
+SHORT: dict[str, Any] = {"num_networks": 1, "protocol": Protocol(epochs=1)}
+PLAIN = Condense(lambda factory: partial(random_subset, ipc=1), **SHORT)
 
 
 def charged(real: LabeledImages, *, ledger: Ledger, generator: Any, sigma: float, fails: bool = False) -> LabeledImages:
@@ -34,14 +36,13 @@ def charged(real: LabeledImages, *, ledger: Ledger, generator: Any, sigma: float
 
 
 def private(**settings: Any) -> Condense:
-    short: dict[str, Any] = {"num_networks": 1, "protocol": Protocol(epochs=1)}
-    return Condense(lambda factory, **chosen: partial(charged, **chosen), **short, **settings)
+    return Condense(lambda factory, **chosen: partial(charged, **chosen), **SHORT, **settings)
 
 
 def test_every_run_on_the_images_counts_also_tuning_and_failed_runs(tmp_path: Path) -> None:
     """Three configurations with two tuning seeds, one of which always fails, and three final runs: nine charges."""
     search = [{"sigma": SIGMA}, {"sigma": SIGMA, "fails": True}, {"sigma": 2 * SIGMA}]
-    plain = Condense(lambda factory: random_first, num_networks=1, protocol=Protocol(epochs=1), search=[{}, {}, {}])
+    plain = replace(PLAIN, search=[{}, {}, {}])
     refused(lambda: replace(plain, rule="own"), ValueError, "rule must be one of 'last', got 'own'")
     control = private(settings={"sigma": 3 * SIGMA}, like="A", seeds=[1])
     candidates = {"A": private(search=search), "B": plain, "C": control}
@@ -64,18 +65,13 @@ def test_every_run_on_the_images_counts_also_tuning_and_failed_runs(tmp_path: Pa
     assert f"epsilon {total.epsilon:.4g}" in str(study.table())
 
 
-def random_first(real: LabeledImages, *, generator: Any) -> LabeledImages:
-    return random_subset(real, ipc=1, generator=generator)
-
-
 def test_a_later_charge_counts_and_other_images_are_named(tmp_path: Path) -> None:
     """The second task holds the same records in another normalization, which no description shows."""
     first = task("a")
     assert isinstance(first.data, Split)
     train, test = (data.renormalize(Normalization((0.2,), (0.5,))) for data in (first.data.train, first.data.test))
     second = replace(first, name="b", data=Split(train, test, ("a", "b")))
-    plain = Condense(lambda factory: random_first, num_networks=1, protocol=Protocol(epochs=1))
-    study = Study(tmp_path, [first, second], {"A": private(settings={"sigma": SIGMA}), "B": plain}, seeds=(0,))
+    study = Study(tmp_path, [first, second], {"A": private(settings={"sigma": SIGMA}), "B": PLAIN}, seeds=(0,))
     study.run(trial=False, progress=False)
     path = next(tmp_path.glob("a*/ledger.jsonl"))
     Ledger(path).spend(Event("again", SIGMA))
@@ -86,8 +82,7 @@ def test_a_later_charge_counts_and_other_images_are_named(tmp_path: Path) -> Non
 
 
 def test_study_without_private_runs_has_no_guarantee_and_no_note(tmp_path: Path) -> None:
-    plain = Condense(lambda factory: random_first, num_networks=1, protocol=Protocol(epochs=1))
-    study = Study(tmp_path, task(), {"B": plain}, seeds=(0,))
+    study = Study(tmp_path, task(), {"B": PLAIN}, seeds=(0,))
     study.run(trial=False, progress=False)
     name = next(iter(study.design.tasks))
     refused(lambda: study.guarantee(name), ValueError, "has no ledger")

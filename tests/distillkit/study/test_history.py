@@ -40,15 +40,19 @@ def released(curves: list[list[float]]) -> tuple[float, float]:
 def test_best_mean_over_seeds_equals_the_release(curves: list[list[float]]) -> None:
     found = best_seed_mean([rows([*curve]) for curve in curves])
     accuracy, deviation = released(curves)
-    assert (found.accuracy, found.deviation) == (pytest.approx(accuracy), pytest.approx(deviation, abs=1e-12))
+    assert (found.accuracy, found.deviation) == pytest.approx((accuracy, deviation), rel=1e-12, abs=1e-12)
     assert np.mean(curves, axis=0)[found.round - 1] == pytest.approx(accuracy)
 
 
 def test_mismatched_histories_are_refused() -> None:
-    for runs in ([], [[]]):
-        with pytest.raises(ValueError, match="at least one history"):
-            best_seed_mean(runs)
+    for runs, got in (([], "none"), ([[]], "1 histories, the first of them empty")):
+        refused(lambda runs=runs: best_seed_mean(runs), ValueError, f"of at least one round, got {got}$")
+    for row, error, said in (
+        ({"round": 1, "accuracy": True}, TypeError, r"runs\[1\]\[0\]\['accuracy'\] must be a number or None, got True"),
+        ({}, ValueError, r"runs\[1\]\[0\] must be a row of a history, but has no 'round'$"),
+    ):
+        refused(lambda row=row: best_seed_mean([rows([0.1]), [row]]), error, said)
     refused(lambda: best_seed_mean([rows([0.1, 0.2]), rows([0.1])]), ValueError, r"runs\[1\] has 1, runs\[0\] 2")
     refused(lambda: best_seed_mean([rows([0.1, 0.2]), rows([0.1, 0.2, 0.3])[1:]]), ValueError, r"runs\[1\] has 2")
-    with pytest.raises(ValueError, match=r"runs\[1\] has no accuracy in round 2"):
-        best_seed_mean([rows([0.1, 0.2]), rows([0.1, None])])
+    with pytest.raises(ValueError, match=r"runs\[1\] has no accuracy in round 2; pass"):
+        best_seed_mean([rows([0.1, 0.2, 0.3]), rows([0.1, None, None])])

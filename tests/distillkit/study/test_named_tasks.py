@@ -18,13 +18,6 @@ from distillkit.study import TASK_NAMES, named_task
 from tests.refused import refused
 
 
-@pytest.mark.parametrize("name", TASK_NAMES)
-def test_every_task_is_rebuilt_from_its_json(name: str, tmp_path: Path) -> None:
-    task = named_task(name, root=tmp_path)
-    said = json.loads(json.dumps(to_config(task)))
-    assert to_config(from_config(said)) == said
-
-
 @pytest.mark.parametrize("name", sorted({*TASK_NAMES} - {"digits", "synthdigitslike"}))
 def test_every_task_names_what_is_missing(name: str, tmp_path: Path) -> None:
     refused(lambda: named_task(name, root=tmp_path).load(), (FileNotFoundError, ValueError), str(tmp_path))
@@ -45,7 +38,13 @@ def test_tasks_have_the_documented_options(name: str) -> None:
     assert root == ("r/retina_balanced" if name == "retina" else "r")
     natural = name in (*people, "digits-domains", "cifar10c", "retina")
     assert task.name == (name if natural else f"{name}-dirichlet0.1-10")
+    stored = get_type_hints(task.data.func).get("return") is StoredSplit
+    assert stored == (name in ("tinyimagenet", "celeba", "leaf-celeba", "flair"))
+    said = json.loads(json.dumps(to_config(task)))
+    assert to_config(from_config(said)) == said
     assert task.factory_options == ({"width": 32, "depth": 2} if name in ("digits", "usps") else {})
+    sources = (["mnist", "svhn", "usps", "synthdigits", "mnistm"],)
+    assert name != "digits-domains" or task.data.args == sources
     assert task.data.keywords.get("channels") == (3 if name == "digits-domains" else None)
     assert task.data.keywords.get("normalization") == (IDENTITY if name == "cifar10c" else None)
 
@@ -72,15 +71,10 @@ def test_corrupted_images_are_allocated_as_in_fedlgd() -> None:
         assert bool((labels[part].bincount() >= 100).all())
 
 
-@pytest.mark.parametrize("name", ["tinyimagenet", "celeba", "leaf-celeba", "flair"])
-def test_large_data_are_read_from_disk(name: str, tmp_path: Path) -> None:
-    images = named_task(name, root=tmp_path).data
-    assert isinstance(images, partial)
-    assert get_type_hints(images.func)["return"] is StoredSplit
-
-
 def test_invalid_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTILLKIT_DATA", raising=False)
     refused(lambda: named_task("imagenet"), ValueError, "name must be one of")
     refused(lambda: named_task("retina"), ValueError, "root must name the folder of retina")
     refused(lambda: named_task("digits", epochs=3), TypeError, "epochs")
+    for option in ("clients", "size", "alpha"):
+        refused(lambda option=option: named_task("digits", **{option: 0}), ValueError, f"{option} must be ")  # type: ignore[misc]

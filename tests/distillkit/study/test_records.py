@@ -77,14 +77,10 @@ def test_folder_without_runs_is_refused_and_its_content_named(tmp_path: Path) ->
 
 def test_folder_of_an_older_script_is_refused_by_name(tmp_path: Path) -> None:
     """They list their runs in one file; the lines name a dataset and an accuracy_mean."""
-    (tmp_path / "summary.json").write_text(
-        '[{"run": "a", "dataset": "digits", "accuracy_mean": 0.5}]', encoding="utf-8"
-    )
+    (tmp_path / "summary.json").write_bytes(b'[{"run": "a", "dataset": "digits", "accuracy_mean": 0.5}]')
     refused(lambda: read_records(tmp_path), FileNotFoundError, r"summary\.json is of one run or of another program")
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "summary.json").write_text(
-        '{"run": "a", "dataset": "digits", "method": "DM", "seed": 0}', encoding="utf-8"
-    )
+    (tmp_path / "a" / "summary.json").write_bytes(b'{"run": "a", "dataset": "digits", "method": "DM", "seed": 0}')
     refused(lambda: read_records(tmp_path), RecordError, r"a/summary\.json is damaged: .* another program wrote it")
     write_json(tmp_path / "a" / "summary.json", {"run": "a", "method": "DM", "seed": 0})
     refused(lambda: read_records(tmp_path), RecordError, r"a/summary\.json: line lacks task, accuracy_last; it has run")
@@ -122,11 +118,9 @@ def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("summary.json", '{"run": "x"', r"digits-DM-0/summary\.json is damaged"),
         ("summary.json", "[]", r"summary\.json is damaged: it must hold an object, got list"),
-        ("summary.json", "\x80", r"digits-DM-0/summary\.json is damaged"),
         ("history.jsonl", '{"round": 1}\n{"rou', r"history\.jsonl is damaged: line 2"),
-        ("history.jsonl", '{"round": 1}\n{"round": 3}\n', r"history\.jsonl is damaged: line 2 is of round 3"),
+        ("history.jsonl", '{"round": 1}\n{"round": 3}\n', r"history\.jsonl is damaged: line 2 is of round 3, want 2"),
         ("history.jsonl", "\x80\n", r"history\.jsonl is damaged: line 1"),
     ],
 )

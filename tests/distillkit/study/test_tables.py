@@ -45,8 +45,8 @@ def test_summary_table_shows_the_records() -> None:
     assert table.header[:-3] == ("task", "method", "seeds", "last %", "best % *", "best of the seeds' mean % *")
     assert str(table).splitlines()[1].startswith("| ------ | ------- | -----: | ----------: |")
     assert "DM on digits: ε is the largest of 7.50 to 8.00." in str(table)
-    first = table.rows[0]
-    assert (first["method"], first["seeds"], first["seeds_wanted"]) == ("FedAvg", 3, 3)
+    first, second = table.rows[:2]
+    assert (second["method"], second["seeds"], second["seeds_wanted"]) == ("FedProx", 2, 3)
     assert [first[k] for k in ("accuracy_last", "accuracy_last_std")] == pytest.approx([0.6, 0.1])
     assert [first[k] for k in ("accuracy_best_mean", "accuracy_best_mean_round")] == pytest.approx([0.7, 2])
     assert (first["bytes_up"], first[HELD]) == pytest.approx((3e6, 0.3))
@@ -54,16 +54,16 @@ def test_summary_table_shows_the_records() -> None:
 
 
 def test_failures_and_missing_seeds_are_noted_beside_a_mean() -> None:
-    runs = [record([0.5], "A", 0, failed=2), record([0.5], "A", 1, failed=1, epsilon=3.0)]
+    runs = [record([0.5], "A", 0, failed=2, epsilon=3.0), record([0.5], "A", 1, failed=1), record([0.5], "A", 2)]
     said = str(summary_table(runs))
     assert "A on digits: 3 client replies failed and were left out." in said
-    assert "A on digits: 1 of 2 runs have no epsilon, so the method has none." in said
+    assert "A on digits: 2 of 3 runs have no epsilon, so the method has none." in said
     assert summary_table(runs).rows[0]["epsilon"] is None
     stopped = replace(record([0.9]), line={**record(None, "A", 1).line, "error": "too late"})
     burnt = [record(None, "A", 0, error="loss is nan"), stopped, record([0.5], "A", 2)]
     assert "A on digits: 2 of 3 runs failed (loss is nan)." in str(summary_table(burnt))
     assert summary_table(burnt).cells[0][5] == "50.0 (round 1)"
-    uneven = [record([0.5], "A", 0), record([0.5, 0.7], "A", 1)]
+    uneven = [record([0.5, None], "A", 0), record([None, 0.7], "A", 1)]
     assert summary_table(uneven).cells[0][5] == "– (other rounds)"
 
 
@@ -191,9 +191,7 @@ def test_impossible_bases_and_confidences_are_refused() -> None:
         ("accuracy_last", (0.5, 0.75, 0.25), " (points)", ("+0.0", "[-157.8, +157.8]")),
     ],
 )
-def test_differences_have_the_units_of_their_column(
-    column: str, values: tuple[float, float, float], unit: str, cells: tuple[str, str]
-) -> None:
+def test_differences_have_the_units_of_their_column(column: str, values: Any, unit: str, cells: Any) -> None:
     base, first, second = values
     held = [("A", 0, base), ("A", 1, base), ("B", 0, first), ("B", 1, second)]
     runs = [record([0.5], method, seed, **{column: value}) for method, seed, value in held]
@@ -202,12 +200,7 @@ def test_differences_have_the_units_of_their_column(
     assert table.header == ("task", "method", "seeds of both", shown, "90 % interval", "caution")
     caution = "" if cells[1][1] == "+" else "the interval contains 0"
     assert table.cells == (("digits", "B", "2", *cells, caution),)
-    half = math.tan(0.45 * math.pi) * abs(second - first) / 2  # with one degree of freedom
-    mean = (first + second) / 2 - base
-    expected = {"difference": mean, "low": mean - half, "high": mean + half}
-    [row] = table.rows
-    assert {name: row[name] for name in expected} == pytest.approx(expected)
-    assert (row["base"], row["caution"]) == ("A", caution)
+    assert table.rows[0]["caution"] == caution
 
 
 @pytest.mark.parametrize(
@@ -225,9 +218,7 @@ def test_differences_have_the_units_of_their_column(
         ("pair", [[1, 2]], "pair", "[1, 2]"), ("settings.steps", [3, 5], "settings.steps", "3, 5"),
     ],
 )  # fmt: skip
-def test_values_are_shown_in_the_unit_and_digits_of_their_column(
-    column: str, values: list[Any], header: str, cell: str
-) -> None:
+def test_values_have_the_unit_and_digits_of_their_column(column: str, values: Any, header: str, cell: str) -> None:
     table = summary_table([record(0.5, seed=seed, **{column: v}) for seed, v in enumerate(values)], columns=[column])
     assert (table.header[-1], table.cells[0][-1]) == (header, cell)
 

@@ -124,9 +124,7 @@ def test_no_configuration_uses_a_clients_test_image(seed: int, tried: int, share
     ({}, False, None), ({}, True, "random"), ({"server_share": 0.2}, False, "random"),
     ({"own_tests": 0.2}, False, "random"), ({"own_tests": 0.5, "hold_out": "content"}, True, "content"),
 ])  # fmt: skip
-def test_training_set_states_how_records_were_held_out(
-    options: dict[str, Any], validation: bool, stated: str | None
-) -> None:
+def test_training_set_states_how_records_were_held_out(options: dict[str, Any], validation: bool, stated: Any) -> None:
     one = task(**options)
     split = one.load()
     assert one.pooled(split, validation=validation)[0].info.get("hold_out") == stated

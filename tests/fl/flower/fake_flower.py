@@ -97,9 +97,6 @@ class Message:
     def has_error(self) -> bool:
         return isinstance(self._content, Error)
 
-    def has_content(self) -> bool:
-        return not self.has_error()
-
     @property
     def content(self) -> Any:
         if self.has_error():
@@ -223,7 +220,6 @@ class Grid:
     def __init__(self, app: Any, nodes: dict[int, Any], fault: Fault = lambda *_: None, seed: int = 0) -> None:
         self.app, self.nodes, self.fault = app, nodes, fault
         self.log: list[tuple[int, str, str]] = []
-        self.bytes = 0
         self._ids, self._random = itertools.count(), random.Random(seed)
         self._jobs: deque[tuple[str, Any]] = deque()
         self._answers: dict[str, list[Any]] = {}

@@ -100,6 +100,13 @@ def test_missing_payload_is_resent_once() -> None:
     assert found.error == "sent an unreadable reply: it lacks a payload that was sent"
 
 
+def test_name_of_a_run_is_that_of_its_checkpoint() -> None:
+    transport = cohort()
+    for metadata in ({"run": "0123456789abcdef"}, {}):
+        transport.restore(metadata, {})
+        assert transport.metadata() == {"run": "0123456789abcdef"}
+
+
 def test_private_reply_without_a_ledger_report_is_an_error(tmp_path: Path) -> None:
     found = cohort(Ledger(tmp_path / "ledger.jsonl"))._read(asked(), result_parts(ClientResult(1, Message())))
     assert isinstance(found, ClientResult)

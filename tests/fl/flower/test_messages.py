@@ -15,7 +15,7 @@ from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Message
 from fl._codec import from_parts, to_parts
-from fl.deploy.flower._messages import GridConnection, MissingFlower, from_records, loss_reason, to_records
+from fl.deploy.flower._messages import GridConnection, MissingFlower, app_failed, from_records, loss_reason, to_records
 from fl.message import DTYPES, Tensors
 from tests.fl.flower import fake_flower
 from tests.refused import refused
@@ -67,9 +67,7 @@ def test_records_round_trip_bitwise(message: dict[str, Any], fact: str) -> None:
 
 
 def test_empty_set_round_trips_with_its_space() -> None:
-    given = LabeledImages(
-        torch.rand(0, 1, 4, 4), torch.empty(0, dtype=torch.int64), num_classes=7, normalization=IDENTITY
-    )
+    given = LabeledImages(torch.rand(0, 1, 4, 4), torch.arange(0), num_classes=7, normalization=IDENTITY)
     key = "Space.images"
     back = from_parts(*from_records(to_records(to_parts(Message.unchecked({key: given})))))[0]
     (found,) = (value for _, value in back.items())
@@ -79,9 +77,8 @@ def test_empty_set_round_trips_with_its_space() -> None:
 
 def spoiled(change: str) -> Any:
     app = fake_flower.app_module()
-    content = to_records(
-        to_parts(Message.unchecked({"A.x": torch.arange(6.0).reshape(2, 3), "A.b": torch.tensor([True])}))
-    )
+    given = {"A.x": torch.arange(6.0).reshape(2, 3), "A.b": torch.tensor([True])}
+    content = to_records(to_parts(Message.unchecked(given)))
     arrays, strings = content["tensors"], content["strings"]
     x = arrays["A.x"]
     put = {
@@ -90,7 +87,7 @@ def spoiled(change: str) -> Any:
         "short": ("A.x", app.Array(x.dtype, x.shape, x.stype, x.data[:-1])),
         "negative": ("A.x", app.Array(x.dtype, (-2, -3), x.stype, x.data)),
         "empty and endless": ("A.x", app.Array(x.dtype, (0, *[2**31 - 1] * 3), x.stype, b"")),
-        "no boolean": ("A.b", app.Array("bool", (1,), x.stype, b"\x02")),
+        "no boolean": ("A.b", app.Array("bool", (2,), x.stype, b"\x01\x02")),
     }
     if change in put:
         arrays.update([put[change]])
@@ -104,10 +101,15 @@ def spoiled(change: str) -> Any:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("dtype", "float8"), ("stype", "numpy.ndarray"), ("short", "23 bytes"), ("negative", "shape"),
+        ("dtype", r"its tensor 'A\.x' has the unsupported type 'float8', format 'distillkit\.raw/1'"),
+        ("stype", "has the unsupported type 'float32', format 'numpy.ndarray'"),
+        ("short", r"its tensor 'A\.x' has 23 bytes; torch\.float32 of shape \(2, 3\) takes 24"),
+        ("negative", r"its tensor 'A\.x' has the shape \(-2, -3\)"),
         ("empty and endless", r"'A\.x' has the shape \(0, 2147483647"),
-        ("no boolean", "neither true nor false"), ("number among strings", "strings"), ("record missing", "records"),
-        ("further record", "records"),
+        ("no boolean", r"'A\.b' holds bytes that are neither true nor false"),
+        ("number among strings", "its record of strings holds other values"),
+        ("record missing", r"its records are \['tensors'\]"),
+        ("further record", r"its records are \['more', 'strings', 'tensors'\]"),
     ],
 )  # fmt: skip
 def test_foreign_records_are_refused_by_name(change: str, said: str) -> None:
@@ -129,6 +131,9 @@ def test_lost_reply_is_described_with_or_without_flowers_reason() -> None:
         "lost: Flower says nothing (code 5)",
         "lost: Flower says it is gone (code 7)",
     ]
+    replies = [SimpleNamespace(has_error=lambda: True, error=error(code)) for code in range(9)]
+    assert [code for code, reply in enumerate(replies) if app_failed(reply)] == [1, 2, 7]
+    assert not app_failed(None)
 
 
 def test_only_recipients_that_were_not_forgotten_run_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +143,14 @@ def test_only_recipients_that_were_not_forgotten_run_out_of_time(monkeypatch: py
     connection.send("query.node", {k: (100 + k, to_parts(Message(), {})) for k in range(3)}, "", 2.0)
     connection.forget(1)
     assert [connection.is_waiting_for(k) for k in range(3)] == [True, False, True]
-    for clock.monotonic, late in ((lambda: 7.0, []), (lambda: 7.01, [(0, None), (2, None)])):
+    for clock.monotonic, late in ((lambda: 7.0, []), (lambda: 7.01, [(0, None), (2, None)]), (lambda: 7.02, [])):
         assert connection.collect() == late
+    monkeypatch.setattr(connection.grid, "push_messages", lambda messages: ["", "b"])
+    letters = {k: (100 + k, to_parts(Message(), {})) for k in range(3)}
+    assert connection.send("query.node", letters, "", 2.0) == [0, 2]
+    assert [connection.is_waiting_for(k) for k in range(3)] == [False, True, False]
+    connection.clear()
+    assert not connection.is_waiting_for(1)
 
 
 def test_error_without_flower_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ import pytest
 from fl import FedAvg, Filtered, Keyring, Method, NoUsableReply, SecureSums
 from fl.addons import SCAFFOLD
 from fl.deploy.flower import IncompatibleNode
+from tests.fl.flower.test_node_ledger import METHODS as PRIVATE
+from tests.fl.flower.test_policy import written
 from tests.fl.flower.test_runs import FAST, assert_equal, grid, run_in_threads, run_on_grid
 
 BOUNDS: dict[Any, float] = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
@@ -24,10 +26,8 @@ def sealed(ring: Keyring, *, node: bool, **options: Any) -> Method:
 def test_secure_sums_equal_threads_without_keys_on_the_server(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "rings")
     there = grid(sealed(ring, node=True), tmp_path / "nodes")
-    assert_equal(
-        run_on_grid(there, sealed(ring, node=False), evaluate="all"),
-        run_in_threads(sealed(ring, node=True), evaluate="all"),
-    )
+    run = run_on_grid(there, sealed(ring, node=False), evaluate="all")
+    assert_equal(run, run_in_threads(sealed(ring, node=True), evaluate="all"))
 
 
 def test_node_that_drops_out_after_masking_is_recovered(tmp_path: Path) -> None:
@@ -54,3 +54,16 @@ def test_node_with_another_registry_or_threshold_is_refused(tmp_path: Path) -> N
     for theirs in (sealed(other, node=True), sealed(ring, node=True, threshold=3)):
         with pytest.raises(IncompatibleNode, match="another method than the server"):
             run_on_grid(grid(theirs, tmp_path / "nodes"), sealed(ring, node=False))
+
+
+def test_secure_sums_of_noised_updates_are_charged_once_a_round(tmp_path: Path) -> None:
+    ring, inner = Keyring(tmp_path / "keys"), PRIVATE["DPSGD"]
+    server, node = (
+        Filtered(inner(), SecureSums(ring.registry(5), keyring=own, threshold=3, bounds={FedAvg.update: 4.0}))
+        for own in (None, ring)
+    )
+    how: dict[str, Any] = {"rounds": 1, "participation": 1.0, "evaluate": None}
+    policy = written(tmp_path / "policy.toml", methods='["Filtered(FedAvg(DPSGD), SecureSums)"]')
+    far = run_on_grid(grid(node, tmp_path / "nodes", policy=policy), server, **how)
+    assert far.rows[0]["failed"] == {}
+    assert far.rows[0]["privacy"] == run_in_threads(inner(), **how).rows[0]["privacy"]

@@ -25,6 +25,7 @@ from fl import FedAvg
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._fields import FIELDS, Field, read_fields
 from fl.deploy._wire import Job, PayloadFolder, job_parts, read_job, result_parts
+from fl.deploy.flower._handshake import read_partition
 from fl.deploy.flower._messages import GridConnection, to_records
 from fl.deploy.flower._node import Node, _run_with_timeout
 from fl.deploy.flower._policy import read_policy
@@ -171,6 +172,21 @@ def test_errors_on_a_node_with_a_policy_are_withheld(tmp_path: Path) -> None:
             assert reply[1]["refused"].startswith(said)
 
 
+@pytest.mark.parametrize(("number", "count"), [(None, None), (5, 5), (-1, 5), (True, 5), ("1.0", 5), (0, 10**6 + 1)])
+def test_partition_of_a_node_is_in_range(number: Any, count: Any, tmp_path: Path) -> None:
+    node, config = Node(Cached(**FAST), client_data, folder=tmp_path), {"partition-id": number, "num-partitions": count}
+    said = (
+        f"the node has partition-id={number!r} and num-partitions={count!r}; expected a number from 0 on, and the "
+        "number of partitions, at most 1000000: start it with flower-supernode --node-con"
+        "fig 'partition-id=0 num-partitions=2'"
+    )
+    for reply in (node.handle_query({}, config), node.handle_job(to_records(valid_job()), config, time.time())):
+        assert said in reply[1]["refused"]
+    assert read_partition({"partition-id": "999999", "num-partitions": 10**6}) == (999_999, 10**6)
+    ask = to_records(to_parts(Message(), {"ledger": "{}"}))
+    assert "this node runs no private method, and keeps no ledger" in node.handle_query(ask, CONFIG)[1]["refused"]
+
+
 def test_refused_requests_leave_no_files(tmp_path: Path) -> None:
     """The policy, and the client's number, are checked before a payload or a folder is written."""
     policy = written(tmp_path / "policy.toml", methods='["Another"]')
@@ -244,9 +260,7 @@ def test_loading_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
     ],
     ids=["hangs", "exits", "full disk", "changed input"],
 )
-def test_client_that_does_not_reply_is_stopped_and_named(
-    ending: BaseException | None, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_that_does_not_reply_is_stopped(ending: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def respond(runtime: Any, *_: Any) -> ClientResult:
         if ending is not None:
             raise ending
