@@ -289,6 +289,7 @@ def test_invalid_arguments_are_named() -> None:
     for wrong, words in (
         ({"num_networks": 0}, "num_networks must be at least 1"), ({"factory": {}}, "at least one architecture"),
         ({"protocol": Protocol}, "^protocol must be a Protocol.*got the class Protocol"),
+        *(({"factory": one}, words) for one, words in (({"a": 3}, r"^factory\['a'\] "), (3, "^factory must"))),
         *(({name: 3}, f"^{name} must be") for name in ("data", "test", "real")),
         *(({name: data[:0]}, f"^{name} must hold at least one image, got an empty set$") for name in ("data", "test")),
     ):  # fmt: skip

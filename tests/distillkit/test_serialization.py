@@ -17,6 +17,7 @@ from dataclasses import InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -175,14 +176,16 @@ def test_tensors_and_sets_are_stored_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 6
 
 
-def test_files_of_another_store_are_linked(tmp_path: Path) -> None:
+def test_files_of_another_store_are_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = to_config(digits(), store=tmp_path / "one")
     assert to_config([digits(), torch.zeros(2)], store=tmp_path / "two", shared=tmp_path / "one")[0] == said
     name = f"{said['set']}.safetensors"
     assert (tmp_path / "one" / name).samefile(tmp_path / "two" / name)
     assert len(list((tmp_path / "two").iterdir())) == 2
-    assert to_config(digits(), store=tmp_path / "three", shared=tmp_path / "nowhere") == said
-    assert (tmp_path / "three" / name).exists()
+    for shared in ("nowhere", "one"):
+        assert to_config(digits(), store=tmp_path / shared / "in", shared=tmp_path / shared) == said
+        assert (tmp_path / shared / "in" / name).exists()
+        monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError("a file system without links")))
 
 
 def test_nothing_is_written_if_anything_cannot_be_serialized(tmp_path: Path) -> None:
@@ -199,6 +202,11 @@ class Twice(Configurable):
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         return images
+
+
+class Once(Twice):
+    def __init__(self, by: float, /) -> None:
+        super().__init__(by)
 
 
 class Plain:
@@ -229,7 +237,7 @@ class Starts:
 
 
 def test_users_classes_and_functions_round_trip() -> None:
-    for value in (Twice(0.5), Twice(0.5, "a", "b", often=3, depth=2)):
+    for value in (Twice(0.5), Twice(0.5, "a", "b", often=3, depth=2), Once(0.5)):
         again = through_json(value)
         assert again.options == value.options
         assert to_config(again) == to_config(value)
@@ -247,6 +255,9 @@ def test_recorded_class_without_options_takes_none() -> None:
     refused(lambda: Nothing(3), TypeError, r"Nothing\(\) takes no arguments")
 
 
+UNNAMED = partial(ConvNet, norm=lambda: 3)
+
+
 def loop() -> list[Any]:
     found: list[Any] = []
     found.append(found)
@@ -256,10 +267,7 @@ def loop() -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (
-            [Options(), partial(ConvNet, norm=lambda: 3)],
-            r"^value\[1\].norm is a function <lambda>, .*functools.partial\(ConvNet",
-        ),
+        ([Options(), UNNAMED], r"^value\[1\].norm is a function <lambda>, .*functools.partial\(ConvNet"),
         ({"a": (lambda: 3,)}, r"^value\['a'\]\[0\] is a function <lambda>"),
         (partial(lambda: 3, 1), r"^value.func is a function <lambda>"),
         (loop.__get__(3), r"^value is a method loop"),
@@ -387,6 +395,8 @@ def test_changed_or_missing_tensors_are_refused(tmp_path: Path) -> None:
     files["tensor"].unlink()
     refused(lambda: from_config(said, store=tmp_path), ConfigError, r"config\[0\].*does not exist")
     refused(lambda: from_config(said), ConfigError, r"config\[0\] needs .* pass store=")
+    longer, words = {"tensor": f"{other['tensor']}/a"}, "^config: a fingerprint must have 32 hex digits, got '.*/a'$"
+    refused(lambda: from_config(longer, store=tmp_path), ConfigError, words)
 
 
 def test_trusted_packages_have_no_functions_that_write_files() -> None:

@@ -367,7 +367,7 @@ def test_as_set_accepts_tensors_or_a_set() -> None:
     grey = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
     large = LabeledImages.from_dataset(list(zip(grey, Y)), size=2, normalization=HALF).images
     assert large.flatten(1).tolist() == [[-2.0] * 4, [2.0] * 4]
-    for pair in ([X, Y], (X, Y), [data]):
+    for pair in ([X, Y], (X, Y), [data], [[*X], Y]):
         with pytest.raises(TypeError, match="dataset must be a torch.utils.data.Dataset"):
             LabeledImages.from_dataset(pair)
     refused(lambda: LabeledImages.from_dataset(Subset(data, [0]), size=2), TypeError, "but dataset is a LabeledImages")
