@@ -14,9 +14,9 @@ from distillkit import LabeledImages
 from distillkit.augment import DSA
 from distillkit.condense import distribution_matching, initial_images
 from distillkit.networks import NetworkBall
+from distillkit.networks._dropout import seed_dropout
 from distillkit.rng import derive
 from fl import Classification, Client, FedAvg, FedDM, Message, MultiLabel, NoUsableReply, Real, Run, simulate
-from fl.addons._server_training import train_on_set
 from fl.aggregation import AggregatedReplies
 from fl.method import Predictor
 from fl.methods import FedProto
@@ -147,26 +147,6 @@ def test_only_images_labels_and_weights_are_sent() -> None:
     assert "FedDM.samples" not in run(FedDM, clients, rounds=1).rows[0]["up"]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_server_training_weighs_images_alike_in_every_batch(weighted: bool) -> None:
-    """The weights have mean 1 over the set, not over a batch: batches of heavy images take longer steps."""
-    data, weight = images(11, 3), torch.linspace(0.0, 2.0, 11) if weighted else None
-    net, by_hand = Tiny(3), Tiny(3)
-    by_hand.load_state_dict(net.state_dict())
-    make = lambda n: torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.5)  # noqa: E731
-    how: dict[str, Any] = {"epochs": 2, "batch": 4, "dropout": derive(6), "check_running": lambda: None}
-    train_on_set(net, data, make(net), order=derive(5), weight=weight, **how)
-    sgd, order = make(by_hand), derive(5)
-    for _ in range(2):
-        for rows in torch.randperm(11, generator=order).split(4):
-            sgd.zero_grad()
-            each = F.cross_entropy(by_hand(data.images[rows]), data.labels[rows], reduction="none")
-            ((each if weight is None else each * weight[rows]).sum() / len(rows)).backward()
-            sgd.step()
-    for name, value in by_hand.state_dict().items():
-        assert torch.allclose(net.state_dict()[name], value, atol=1e-6), name
-
-
 def test_clients_and_server_use_every_option() -> None:
     """The rounds above have defaults and full batches where this test has values of their own."""
     dropping = lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, k))  # noqa: E731
@@ -189,11 +169,15 @@ def test_clients_and_server_use_every_option() -> None:
     sums = Predictor(net).sums(data, client.task)
     assert torch.equal(method.evaluate(client, message)[FedDM.tested]["global"], sums)
     server = Server(client.task, (1, 4, 4), data.normalization, 3, 9, state=message, round=4)
-    weight = torch.linspace(0.5, 1.5, 9)
-    train_on_set(
-        net.train(), sent, torch.optim.SGD(net.parameters(), **server_options), epochs=2, batch=4, weight=weight,
-        order=derive(9, 4, "server", "train"), dropout=derive(9, 4, "server", "dropout"), check_running=lambda: None,
-    )  # fmt: skip
+    seed_dropout(net.train(), derive(9, 4, "server", "dropout"))
+    weight, order = torch.linspace(0.5, 1.5, 9), derive(9, 4, "server", "train")
+    sgd = torch.optim.SGD(net.parameters(), **server_options)
+    for _ in range(2):
+        for rows in torch.randperm(9, generator=order).split(4):  # the weights have mean 1 over the set, not a batch
+            sgd.zero_grad()
+            each = F.cross_entropy(net(sent.images[rows]), sent.labels[rows], reduction="none")
+            (each * weight[rows]).mean().backward()
+            sgd.step()
     method.train(server, sent, weight)
     assert all(torch.equal(server.state[FedDM.model][name], value) for name, value in net.state_dict().items())
     assert (server.state[FedDM.images], server.notes) == (sent, {"synthetic_images": 9})

@@ -313,7 +313,8 @@ def test_filters_of_a_private_method_see_no_records() -> None:
         return reply or Message()
 
     asks = type("Asks", (Filter,), {"before": ("early",), "early": look, "out": look})()
-    data, noisy = images(12, seed=1), type("Noisy", (AddOn,), {"private": True})()
+    asked, data = Mock(side_effect=lambda local: local.client.data), images(12, seed=1)
+    noisy = type("Noisy", (AddOn,), {"private": True, "dataset": lambda self, local: asked(local)})()
     for addons, wanted in (((noisy,), [(0, None, 0), (0, None, 1)]), ((), [(12, data, 1)] * 2)):
         memory = Message({FedAvg.samples: 1.0})
         client = Client(0, data, data, Classification(3), 1, 0, memory=memory)
@@ -321,6 +322,7 @@ def test_filters_of_a_private_method_see_no_records() -> None:
             chain = Filtered(method(*addons, weights="uniform"), asks)
             chain.run_on_client(verb, client, Message({FedAvg.model: network(3).state_dict()}))
         assert seen[-2:] == wanted
+        asked.assert_called_once()
 
 
 def test_no_filter_or_exchange_sees_replies_without_noise_beside_a_private_filter() -> None:

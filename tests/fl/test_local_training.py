@@ -63,13 +63,8 @@ def test_every_phase_trains_in_train_mode() -> None:
     modes: list[bool] = []
 
     class Watching(AddOn):
-        needs_previous = True
-
         def before_training(self, local: Any) -> None:
             local.net.eval()
-
-        def dry_run(self, local: Any) -> None:
-            assert local.previous.keys() == local.received.keys()
 
         def loss(self, step: Any) -> None:
             modes.append(step.local.net.training)
@@ -114,17 +109,15 @@ def test_dry_run_gets_noise_at_the_first_client_of_each_architecture() -> None:
 
         def dry_run(self, local: Any) -> None:
             start = method.networks.first(local.architecture, 3, 7)
-            for name, value in start.items():
-                assert torch.equal(local.received[name], value)
-                assert torch.equal(local.previous[name], value)
+            for name, value in (*local.received.items(), *local.previous.items()):
+                assert torch.equal(start[name], value)
             tried.append((local.architecture, local.client.id, local.round, local.lr, local.weight, local.data.shape))
             assert not any(torch.equal(local.data.images[0], data.images[0]) for data in federation())
 
     tried: list[Any] = []
-    options: dict[str, Any] = {"factory": {"a": Tiny, "b": Tiny, "c": Tiny}, "assign": lambda k: "bbaba"[k]}
-    method = FedAvg(
-        AddOn(), Tries(), personal="classifier.*", lr=0.3, optimizer=ClientOptimizer(lr_decay=0.5), **options
-    )  # fmt: skip
+    options: dict[str, Any] = {"factory": dict.fromkeys("abc", Tiny), "assign": lambda k: "bbaba"[k]}
+    options |= {"lr": 0.3, "optimizer": ClientOptimizer(lr_decay=0.5), "personal": "classifier.*"}
+    method = FedAvg(AddOn(), Tries(), **options)
     simulate(method, federation(), rounds=1, seed=7, progress=False)
     assert sorted(tried) == [("a", 2, 1, 0.3, 0.25, (1, 4, 4)), ("b", 0, 1, 0.3, 0.25, (1, 4, 4))]
 
