@@ -124,7 +124,7 @@ class SharedPool(Shared):
         super().__post_init__()
         pixels = self.pool
         if isinstance(pixels, LabeledImages):
-            pixels = (255 * pixels.pixels().detach()).round().clamp(0, 255).to(torch.uint8)
+            pixels = (255 * pixels.pixels().detach()).round().to(torch.uint8)
         if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8 or pixels.ndim != 4 or not len(pixels):
             got = type(pixels).__name__ if not isinstance(pixels, Tensor) else f"{pixels.dtype} {list(pixels.shape)}"
             raise TypeError(f"pool must be a LabeledImages, or images uint8 [N, C, H, W], got {got}")

@@ -17,13 +17,13 @@ from tests.refused import refused
 TEST = images(70, 77)
 
 
-def play(*addons: AddOn, rounds: int = 2, clients: Any = None, participation: int = 3, **options: Any) -> Any:
+def play(*addons: AddOn, rounds: int = 2, clients: Any = None, data: Any = None, **options: Any) -> Any:
     method = FedAvg(
         *addons, **{"factory": lambda k: Tiny(k, norm=True), "lr": 0.1, "momentum": 0.5, "batch": 6, **options}
     )
     return simulate(
-        method, clients or federation(), rounds=rounds, participation=participation, server_data={"test": TEST},
-        seed=5, progress=False,
+        method, clients or federation(), rounds=rounds, participation=1 if clients else 3,
+        server_data=data or {"test": TEST}, seed=5, progress=False,
     )  # fmt: skip
 
 
@@ -70,9 +70,7 @@ def test_column_exists_only_in_its_rounds_and_with_two_updates() -> None:
     pool = SharedPool((255 * TEST.pixels()).to(torch.uint8), keep=5, steps=1, batch=4, rate=0.5)
     run = play(ClientDrift(), pool, rounds=4)
     assert ["client_drift" in row for row in run.rows] == [True, True, False, True]
-    assert all(
-        "client_drift" not in row for row in play(ClientDrift("test"), clients=federation()[:1], participation=1).rows
-    )
+    assert all("client_drift" not in row for row in play(ClientDrift("test"), clients=federation()[:1]).rows)
 
 
 def test_refusals() -> None:

@@ -145,14 +145,6 @@ def test_single_images_feddf_starts_from_the_average_in_some_rounds(rate: float,
     assert [row["initialised"] for row in result.rows] == starts
 
 
-def play(*addons: AddOn, rounds: int = 3, data: Any = None, **how: Any) -> Any:
-    method = FedAvg(*addons, factory=lambda k: Tiny(k, norm=True), lr=0.1, momentum=0.5, batch=6)
-    data = data or {"proxy": images(30, 99), "validation": images(30, 98)}
-    return simulate(
-        method, federation(), rounds=rounds, participation=3, server_data=data, seed=5, progress=False, **how
-    )
-
-
 def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ensemble's logits are the mean over the clients' trained models, including batch statistics."""
     seen: list[Any] = []
@@ -203,5 +195,6 @@ def test_refusals() -> None:
         other = type("Other", (AddOn,), {slot: lambda *_: {}})()
         said = r"Other needs the average in every round: use FedDF\(rate=1\)"
         refused(lambda o=other: FedAvg(FedDF(rate=0.5), o, factory=Tiny), ValueError, said)  # type: ignore[misc]
-    refused(lambda: play(FedDF(), data={"other": images(3, 0)}), ValueError, "server_data={'proxy'")
-    refused(lambda: play(FedDF(returns="best"), data={"proxy": images(3, 0)}), ValueError, "server_data={'validation'")
+    said, how = "FedDF needs images on the server: server_data={'proxy': ...}", {"server_data": {"proxy": proxy()}}
+    refused(lambda: linear.run(FedDF(), rounds=1), ValueError, said)
+    refused(lambda: linear.run(FedDF(returns="best"), rounds=1, how=how), ValueError, "server_data={'validation': ...}")

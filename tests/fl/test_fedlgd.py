@@ -18,7 +18,7 @@ from distillkit.augment import DSA, CropFlip
 from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
-from fl import ClientData, ClientOptimizer, FedAvg, RunFolder, simulate
+from fl import ClientData, ClientOptimizer, FedAvg, NoUsableReply, RunFolder, simulate
 from fl.addons import MOON, SCAFFOLD, Anchors, Condensed, FedAvgM
 from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
@@ -140,6 +140,19 @@ def test_statistics_are_requested_once_and_averaged_over_owners(whole: bool) -> 
     assert run.rows[0]["setup"]["up"] == {"Anchors.statistics": 2 * 3 * 2 * 4, "Anchors.owned": 2 * 3 * 4}
 
 
+def test_impossible_statistics_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pixel may have 300 times the largest absolute value of the pixels, here -1 to 1, which are black and white."""
+    own = [c.renormalize(Normalization((0.5,), (0.5,))) for c in federation()[:2]]
+    anchors = Anchors(ipc=1, init="statistics", selected=(), weight=0.0)
+    for statistics, owned, said in ((500.0, 1.0, "statistics"), (-500.0, 1.0, "statistics"), (0.5, 1.5, "owned")):
+
+        def answer(self: Anchors, local: Any, reply: Any, values: Any = (statistics, owned)) -> None:
+            reply[self.statistics], reply[self.owned] = (torch.full(s, v) for s, v in zip(((3, 2), (3,)), values))
+
+        monkeypatch.setattr(Anchors, "answer", answer)
+        refused(lambda: run_method(anchors, clients=own, rounds=1), NoUsableReply, f"Anchors.{said} must lie in")
+
+
 def test_requests_before_round_1_are_counted_and_in_the_transcript(tmp_path: Path) -> None:
     anchors = Anchors(ipc=2, init="statistics", selected=(), weight=0.0)
     method = FedAvg(anchors, factory=Tiny, lr=0.05, batch=6)
@@ -214,7 +227,9 @@ def test_selected_rounds_refine_with_the_current_global_network() -> None:
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
             seen[local.round, local.client.id] = (local.data, dict(local.start))
 
-    run_method(Condensed(**FEW), Peek(), clients=clients, rounds=4)
+    network = Mock(side_effect=lambda: Tiny(3))
+    run_method(Condensed(**FEW, factory=network), Peek(), clients=clients, rounds=4)
+    assert network.called
     for k, data in enumerate(clients):
         first, start = seen[1, k][0], seen[3, k][1]
         assert torch.equal(first.images, sets(clients)[k].images)
@@ -228,12 +243,6 @@ def test_selected_rounds_refine_with_the_current_global_network() -> None:
         assert torch.equal(seen[3, k][0].images, want.images)
         assert not torch.equal(want.images, first.images)
         assert torch.equal(seen[4, k][0].images, want.images)
-
-
-def test_initial_networks_can_be_given() -> None:
-    network = Mock(side_effect=lambda: Tiny(3))
-    run_method(Condensed(**FEW, factory=network), clients=federation()[:1])
-    assert network.called
 
 
 # FedLGD.

@@ -8,36 +8,20 @@ import pytest
 import torch
 
 from distillkit import Normalization
-from fl import FedAvg, simulate
 from fl.addons import FedAvgM, LocalAccuracy, NaiveVHL, SharedPool
 from fl.averaging.addon import AddOn
-from tests.fl.federations import Tiny, federation, images
+from tests.fl.federations import Tiny, images
+from tests.fl.test_client_drift import TEST, Peek, play
 from tests.refused import refused
-
-TEST = images(40, 77)
-
-
-def play(*addons: AddOn, rounds: int = 3, data: Any = None, **options: Any) -> Any:
-    method = FedAvg(
-        *addons, **{"factory": lambda k: Tiny(k, norm=True), "lr": 0.1, "momentum": 0.5, "batch": 6, **options}
-    )
-    return simulate(
-        method, federation(), rounds=rounds, participation=3, server_data=data or {"test": TEST}, seed=5, progress=False
-    )
 
 
 @pytest.mark.golden("LocalAccuracy", source="Ye et al., ICLR 2024, section 6.4, Fig. 2b")
 @pytest.mark.parametrize("beside", [(), (NaiveVHL(classes=3, per_class=4, options={"width": 8}), FedAvgM(0.5))])
 def test_accuracy_is_that_of_every_trained_model_with_batch_statistics(beside: tuple[AddOn, ...]) -> None:
     trained: dict[tuple[int, int], Any] = {}
-
-    class Peek(AddOn):
-        def after_training(self, local: Any, update: Any, reply: Any) -> None:
-            trained[local.round, local.client.id] = local.at(local.state())
-
-    run = play(LocalAccuracy(), Peek(), *beside)
+    run = play(LocalAccuracy(), Peek(trained), *beside)
     for row in run.rows:
-        nets = [trained[row["round"], k] for k in row["drawn"]]
+        nets = [trained[row["round"], k][1] for k in row["drawn"]]
         want = torch.tensor([float((n(TEST.images)[:, :3].argmax(1) == TEST.labels).double().mean()) for n in nets])
         found = row["accuracy_locals"]
         assert found["clients"] == 3
@@ -47,7 +31,7 @@ def test_accuracy_is_that_of_every_trained_model_with_batch_statistics(beside: t
 
 
 def test_column_exists_only_in_its_rounds_and_with_weights() -> None:
-    assert ["accuracy_locals" in row for row in play(LocalAccuracy(every=2)).rows] == [False, True, False]
+    assert ["accuracy_locals" in row for row in play(LocalAccuracy(every=2), rounds=3).rows] == [False, True, False]
     pool = SharedPool((255 * TEST.pixels()).to(torch.uint8), keep=5, steps=1, batch=4, rate=0.5)
     run = play(LocalAccuracy(), pool, rounds=4)
     assert ["accuracy_locals" in row for row in run.rows] == [True, True, False, True]
@@ -55,7 +39,7 @@ def test_column_exists_only_in_its_rounds_and_with_weights() -> None:
 
 def test_missing_test_set_is_an_error() -> None:
     with pytest.warns(UserWarning, match="LocalAccuracy changes nothing before round 4, and the run has 3"):
-        play(LocalAccuracy(every=4))
+        play(LocalAccuracy(every=4), rounds=3)
 
 
 def test_refusals() -> None:

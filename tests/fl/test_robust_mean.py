@@ -18,10 +18,10 @@ from tests.fl.invariances import network
 from tests.refused import refused
 
 RULES = {
-    "median": RobustMean(1),
-    "trimmed": RobustMean(1, "trimmed"),
-    "krum": RobustMean(1, "krum"),
-    "multi-krum": RobustMean(1, "krum", best=3),
+    "median": RobustMean(2),
+    "trimmed": RobustMean(2, "trimmed"),
+    "krum": RobustMean(2, "krum"),
+    "multi-krum": RobustMean(2, "krum", best=3),
 }
 
 
@@ -42,12 +42,12 @@ def krum(vectors: Any, f: int, keep: int = 1) -> list[int]:
 
 
 def combined(vectors: Any, rule: str) -> Any:
-    """Return the result of each rule for the rows of `vectors` with f = 1, in NumPy."""
+    """Return the result of each rule for the rows of `vectors` with f = 2, in NumPy."""
     if rule == "median":
         return np.median(vectors, axis=0)
     if rule == "trimmed":
-        return np.sort(vectors, axis=0)[1:-1].mean(0)
-    return vectors[krum(vectors, 1, 1 if rule == "krum" else 3)].mean(0)
+        return np.sort(vectors, axis=0)[2:-2].mean(0)
+    return vectors[krum(vectors, 2, 1 if rule == "krum" else 3)].mean(0)
 
 
 class Poison(AddOn):
@@ -99,19 +99,19 @@ def moved(run: Run) -> Any:
     source="Yin et al., ICML 2018, median and trimmed mean; Blanchard et al., NeurIPS 2017, the Krum function; "
     "written out in NumPy of our own",
 )
-@pytest.mark.parametrize("poisoned", [(), (2,)])
-@pytest.mark.parametrize("clients", [5, 6])
+@pytest.mark.parametrize("poisoned", [(), (2, 5)])
+@pytest.mark.parametrize("clients", [7, 8])
 @pytest.mark.parametrize("rule", RULES)
 def test_round_follows_the_formula(rule: str, clients: int, poisoned: tuple[int, ...]) -> None:
     witness = Witness()
-    held = [images(12 + 3 * k, seed=k) for k in range(clients)]
-    run = play(RULES[rule], witness, Poison(*poisoned), clients=held, initial=INITIAL)
+    held = [images(12 + 3 * k, seed=k) for k in range(9)]
+    run = play(RULES[rule], witness, Poison(*poisoned), clients=held, initial=INITIAL, participation=clients)
     assert not run.rows[0]["failed"]
     vectors = np.stack([flat(u) for u in witness.seen])
     assert moved(run) == pytest.approx(combined(vectors, rule), abs=1e-6)
     assert moved(run) != pytest.approx(vectors.mean(0), abs=1e-4)
     if "krum" in rule:
-        assert run.rows[0]["krum_clients"] == krum(vectors, 1, RULES[rule].best)
+        assert run.rows[0]["krum_clients"] == [run.rows[0]["drawn"][i] for i in krum(vectors, 2, RULES[rule].best)]
 
 
 @settings(max_examples=60, deadline=None)

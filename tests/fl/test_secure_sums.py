@@ -519,11 +519,6 @@ def test_methods_without_sums_are_refused_by_name(method: Method, said: str, rin
     refused(lambda: play(sealed(method, ring)), PrivacyError, said)
 
 
-def test_batch_norm_without_counters_is_summed(ring: InMemoryKeyring) -> None:
-    method = sealed(FedAvg(**{**FAST, "factory": lambda n: Tiny(n, norm=True), "buffers": "drop"}), ring)
-    assert play(method, rounds=1).rows[0]["secure_sum"]["clients"] == 4
-
-
 @dataclass(frozen=True)
 class Doubling(Filter):
     """A filter before secure sums, with its own entry."""

@@ -290,14 +290,11 @@ def test_sources_of_virtual_images() -> None:
 
 def test_refusals() -> None:
     refused(lambda: NaiveVHL(layer="body"), ValueError, "only calibration and contrast use layer, but both are 0")
-    unknown = "VHL: the network has no layer 'layer1'; it has body, body.0, body.1"
-    refused(lambda: run_method(VHL(**NOISE, layer="layer1")), ValueError, unknown)
-    unknown = "VHL: the network has no layer ''; it has body, body.0, body.1"
-    refused(lambda: run_method(VHL(**NOISE, layer="")), ValueError, unknown)
-    flat: dict[str, Any] = {"factory": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k))}
-    both = {"factory": {"a": Tiny, "b": flat["factory"]}, "assign": lambda k: "ab"[k % 2]}
-    unknown = "VHL: the network has no layer 'body'; it has 0, 1"
-    refused(lambda: run_method(VHL(**NOISE, layer="body"), **both), ValueError, unknown)
+    flat: Any = lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k))  # noqa: E731
+    both = {"factory": {"a": Tiny, "b": flat}, "assign": lambda k: "ab"[k % 2]}
+    for layer, known, how in (("layer1", "body, body.0, body.1", {}), ("", "body, body.0", {}), ("body", "0, 1", both)):
+        unknown = f"VHL: the network has no layer '{layer}'; it has {known}"
+        refused(lambda n=layer, h=how: run_method(VHL(**NOISE, layer=n), **h), ValueError, unknown)  # type: ignore[misc]
     row = [nn.Flatten(0), nn.Unflatten(0, (1, -1)), nn.Unflatten(1, (-1, 16)), nn.Flatten(0, 1)]
     single: dict[str, Any] = {"factory": lambda k: nn.Sequential(*row, nn.Linear(16, k))}
     refused(lambda: run_method(VHL(**NOISE, layer="1"), **single), ValueError, r"got \[1, 32\] for 2 images")
@@ -317,14 +314,3 @@ def test_refusals() -> None:
     flat = {"factory": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)), "clients": [wide]}
     said = "noise images are square, but the clients' images are 2x3; give a set"
     refused(lambda: run_method(VHL(), **flat), ValueError, said)
-
-
-@pytest.mark.parametrize("predict", ["real", "all"])
-def test_virtual_classes_are_tested_only_on_request(predict: Any) -> None:
-    """With `predict="all"`, an image may be taken for noise; the run goes on with more logits than classes."""
-    method = FedAvg(
-        VHL(source="gaussian", classes=3, per_class=2, augment=None), factory=Tiny, steps=1, batch=4, predict=predict
-    )
-    (row,) = simulate(method, federation()[:2], test=federation()[2], rounds=1, progress=False).rows
-    assert row["failed"] == {}
-    assert 0 <= row["accuracy"] <= 1
