@@ -257,21 +257,21 @@ E_, L_ = pool(10)
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: select(E_, L_, keep=11), ValueError, "keep must be at most 10"),
-        (lambda: select(E_[:9], L_, keep=2), ValueError, "9 and 10 rows"),
+        (lambda: select(E_, L_, keep=11), ValueError, "keep must be at most 10, got 11$"),
+        (lambda: select(E_[:9], L_, keep=2), ValueError, "^embeddings and logits must .*, got 9 and 10 rows$"),
         (lambda: select(E_, L_[:9], keep=2), ValueError, "10 and 9 rows"),
         (lambda: prune_by_confidence(L_, keep=11), ValueError, "keep must be at most 10"),
-        (lambda: select(E_, L_, keep=2, kmeans_share=1.5), ValueError, "kmeans_share"),
+        (lambda: select(E_, L_, keep=2, kmeans_share=1.5), ValueError, r"kmeans_share must be in \[0, 1\], got 1.5"),
         (lambda: select(E_, L_, keep=2, threshold=1.0), ValueError, "threshold must be less than 1"),
         (lambda: select(E_, L_[:, :1], keep=2), ValueError, "at least 2 columns"),
-        (lambda: kmeans_balance(E_, L_.argmax(1), keep=2, balancing=1.1), ValueError, "balancing"),
-        (lambda: kmeans_balance(E_, L_.argmax(1)[:9], keep=2), ValueError, "predicted"),
+        (lambda: kmeans_balance(E_, L_.argmax(1), keep=2, balancing=1.1), ValueError, "balancing must be in .*got 1.1"),
+        (lambda: kmeans_balance(E_, L_.argmax(1)[:9], keep=2), ValueError, "predicted must have .* got 9 for 10"),
         (lambda: kmeans_balance(E_, L_, keep=2), TypeError, "predicted"),
         (lambda: prune_by_confidence(L_), ValueError, "either keep or threshold"),
         (lambda: prune_by_confidence(L_, keep=2, threshold=0.5), ValueError, "got keep=2 and threshold=0.5$"),
         (lambda: prune_by_confidence(L_, threshold=1.0), ValueError, "threshold must be less than 1"),
         (lambda: prune_by_confidence(L_, threshold=-0.1), ValueError, "threshold"),
-        (lambda: centroid_distances(E_, batch_size=0), ValueError, "batch_size"),
+        (lambda: centroid_distances(E_, batch_size=0), ValueError, "batch_size must be at least 1, got 0"),
     ],
 )
 def test_invalid_input_is_named(call: Any, error: type[Exception], words: str) -> None:

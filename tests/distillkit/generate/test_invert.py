@@ -141,6 +141,8 @@ def test_the_batchnorm_prior_pulls_towards_the_stored_statistics() -> None:
     assert statistics_gap(made(1.0).images) < 0.3 * statistics_gap(made(0.0).images)
     assert torch.equal(made(10.0, 1.0).images, made(1.0, 10.0).images), "the only layer is the first"
     assert not torch.allclose(made(1.0, 1.0).images, made(1.0).images)
+    none, one, three = (inverted(steps=0, batch_norm=weight).info["loss"] for weight in (0.0, 1.0, 3.0))
+    assert three - none == pytest.approx(3 * (one - none))
 
 
 def snapshot(model: nn.Module) -> tuple[Any, ...]:
@@ -322,7 +324,8 @@ def test_tiles_take_rows_of_several_labels_and_no_targets() -> None:
 
 @pytest.mark.parametrize("arguments", [((3, 8), 4, 4), ((3, 8, 0), 4, 4), ((3, 8, 8), 0, 4), ((3, 8, 8), 4, 1)])
 def test_the_small_decoder_refuses(arguments: Any) -> None:
-    refused(lambda: SmallDecoder(*arguments), ValueError, r"shape|latent|width")
+    refused(lambda: SmallDecoder(*arguments), ValueError, "(shape|latent|width) must be .*, got (2|0|1)$")
+    refused(lambda: LatentDecoder(SmallDecoder, 0), ValueError, "latent must be at least 1, got 0")
 
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=12), st.integers(1, 400))

@@ -59,13 +59,13 @@ def test_depth_follows_from_the_shorter_side_and_options_reach_the_training(
     monkeypatch.setattr(
         module, "train", lambda network, data, protocol, **how: told.append((network, data, protocol, how["generator"]))
     )
-    draws, images, labels = as_generator(1), torch.rand(37, 1, *size, generator=as_generator(0)), torch.arange(37) % 3
+    draws, images, labels = as_generator(1), torch.rand(37, 1, *size, generator=as_generator(0)), torch.arange(37) % 12
     found = separability(images, labels, epochs=7, lr=0.2, batch=3, generator=draws)
     assert set(depths) == {depth}
     [(network, half, protocol, generator)] = told
     rest = [i for i, image in enumerate(images) if not any(torch.equal(image, own) for own in half.images)]
-    assert len(rest) == 18
-    assert found.small_net == accuracy(network, LabeledImages(images[rest], labels[rest], num_classes=3))
+    assert len(rest) == 13
+    assert found.small_net == accuracy(network, LabeledImages(images[rest], labels[rest], num_classes=12))
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200, C=0.01, tol=1e-3))
     probe.fit(half.images.flatten(1).numpy(), half.labels.numpy())
     assert found.linear_probe == probe.score(images[rest].flatten(1).numpy(), labels[rest].numpy())
@@ -78,7 +78,7 @@ def test_depth_follows_from_the_shorter_side_and_options_reach_the_training(
     [
         ("each class must have at least 2 images, class 1 has 1", {"labels": torch.tensor([0, 0, 1])}),
         ("images must be of at least 2 classes, got those of class 1 alone", {"labels": torch.tensor([1, 1, 1])}),
-        ("labels must be class indices", {"labels": torch.ones(3, 2)}),
+        (r"labels must be class indices of at least 2 images, got shape \[3, 2\]", {"labels": torch.ones(3, 2)}),
     ],
 )
 def test_invalid_arguments_are_named(match: str, options: dict[str, Any]) -> None:

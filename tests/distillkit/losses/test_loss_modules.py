@@ -21,30 +21,28 @@ def normal(seed: int, *shape: int) -> Tensor:
 X, Y, LABELS, MORE = normal(0, 6, 4), normal(1, 5, 4), torch.tensor([0, 1, 0, 2, 1, 3]), torch.tensor([2, 2, 0, 1, 3])
 
 
+FUNCTIONS = {
+    losses.SupervisedContrastive: losses.supervised_contrastive,
+    losses.KnowledgeDistillation: losses.knowledge_distillation,
+    losses.RBFMMD: losses.rbf_mmd,
+}
+CONTRASTIVE = {"temperature": 0.5, "detach_other": False, "empty": "zero", "reduction": "sum"}
+
+
 @pytest.mark.parametrize(
-    ("module", "function", "options", "inputs"),
+    ("module", "options", "inputs"),
     [
-        (losses.SupervisedContrastive, losses.supervised_contrastive, {}, (X, LABELS)),
-        (
-            losses.SupervisedContrastive,
-            losses.supervised_contrastive,
-            {"temperature": 0.5, "detach_other": False, "empty": "zero", "reduction": "sum"},
-            (X, LABELS, Y, MORE),
-        ),
-        (losses.KnowledgeDistillation, losses.knowledge_distillation, {}, (X, X.flip(0))),
-        (
-            losses.KnowledgeDistillation,
-            losses.knowledge_distillation,
-            {"temperature": 4.0, "reduction": "none"},
-            (X, X.flip(0)),
-        ),
-        (losses.RBFMMD, losses.rbf_mmd, {}, (X, Y)),
-        (losses.RBFMMD, losses.rbf_mmd, {"bandwidth": 2.0, "kernels": 3, "multiplier": 3.0, "unbiased": True}, (X, Y)),
+        (losses.SupervisedContrastive, {}, (X, LABELS)),
+        (losses.SupervisedContrastive, CONTRASTIVE, (X, LABELS, Y, MORE)),
+        (losses.KnowledgeDistillation, {}, (X, X.flip(0))),
+        (losses.KnowledgeDistillation, {"temperature": 4.0, "reduction": "none"}, (X, X.flip(0))),
+        (losses.RBFMMD, {}, (X, Y)),
+        (losses.RBFMMD, {"bandwidth": 2.0, "kernels": 3, "multiplier": 3.0, "unbiased": True}, (X, Y)),
     ],
 )
-def test_module_is_one_call_of_its_function(module, function, options, inputs, global_rng_untouched):
+def test_module_is_one_call_of_its_function(module, options, inputs, global_rng_untouched):
     layer = module(**options)
-    assert torch.equal(layer(*inputs), function(*inputs, **options))
+    assert torch.equal(layer(*inputs), FUNCTIONS[module](*inputs, **options))
     assert not layer.state_dict()
 
 

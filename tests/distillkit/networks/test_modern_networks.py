@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +10,13 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages
-from distillkit.condense import InnerTraining, distribution_matching, fit_to_gradient, gradient_matching, herding
+from distillkit.condense import InnerTraining, distribution_matching, gradient_matching
 from distillkit.condense._parameter_gradient import distance_to_target, parameter_gradient
 from distillkit.evaluate import evaluate
-from distillkit.generate import invert
-from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, RandomNetworks, build
+from distillkit.networks import ConvNet, FixedNetwork, KeepInit, RandomNetworks, build
 from distillkit.rng import derive
 from distillkit.training import Protocol, accuracy, train
+from tests.distillkit.test_user_networks import COMPONENTS
 from tests.refused import refused
 
 SHAPE, CLASSES = (3, 16, 16), 3
@@ -52,35 +51,21 @@ def weights(network: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in network.parameters()])
 
 
-def _match(make: Callable[[], nn.Module]) -> LabeledImages:
-    net = make().eval()
-    target = [torch.randn_like(p) for p in net.parameters()]
-    return fit_to_gradient(net, data(), target, steps=1)
-
-
-COMPONENTS: dict[str, Callable[[Callable[[], nn.Module]], Any]] = {
-    "DM": lambda make: distribution_matching(data(), networks=RandomNetworks(KeepInit(make)), ipc=1, steps=1),
-    "FedDM": lambda make: distribution_matching(
-        data(), networks=NetworkBall(make(), 1.0), ipc=1, steps=1, match="embedding+logits"
+MORE: dict[str, Callable[..., Any]] = {
+    "DC": lambda make, net, real: gradient_matching(
+        real, networks=RandomNetworks(make), ipc=2, iterations=1, inner=InnerTraining(loops=(2, 1)), chunk=1
     ),
-    "FedLGD": lambda make: distribution_matching(data(), networks=FixedNetwork(make()), ipc=1, steps=1),
-    "DC": lambda make: gradient_matching(
-        data(), networks=RandomNetworks(KeepInit(make)), ipc=2, iterations=1, inner=InnerTraining(loops=(2, 1)), chunk=1
+    "evaluate": lambda make, net, real: evaluate(
+        real, real, make, num_networks=1, protocol=Protocol(epochs=1, batch=6)
     ),
-    "given gradient": _match,
-    "herding": lambda make: herding(data(), ipc=1, network=make()),
-    "evaluate": lambda make: evaluate(
-        data(), data(), KeepInit(make), num_networks=1, protocol=Protocol(epochs=1, batch=6)
-    ),
-    "invert": lambda make: invert(make(), torch.tensor([0, 1]), shape=SHAPE, steps=1),
 }
 
 
 @pytest.mark.parametrize("network", MODERN)
-@pytest.mark.parametrize("component", COMPONENTS)
+@pytest.mark.parametrize("component", [*COMPONENTS, *MORE])
 def test_every_component_accepts_a_modern_network(component: str, network: str) -> None:
-    made = COMPONENTS[component](MODERN[network])
-    assert made is not None
+    make = MODERN[network]
+    made = {**COMPONENTS, **MORE}[component](KeepInit(make), make().eval(), data())
     if isinstance(made, LabeledImages):
         assert torch.isfinite(made.images).all()
 
@@ -180,16 +165,12 @@ def test_training_a_network_with_global_draws_is_warned_of() -> None:
     train(build(lambda: make(0.0), 0), data(), Protocol(epochs=1))
 
 
+LOGARITHMS = FixedNetwork(nn.Sequential(nn.Flatten(), nn.Linear(768, 3), nn.LogSoftmax(1)))
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a module as networks": (
         lambda: distribution_matching(data(), networks=sized()),  # type: ignore[arg-type]
         TypeError,
         r"networks must be a network sampler.*this ConvNet pass FixedNetwork\(network\)",
-    ),
-    "a sampler without the attribute fixed": (
-        lambda: distribution_matching(data(), networks=SimpleNamespace(draw=lambda generator: sized())),  # type: ignore[arg-type]
-        TypeError,
-        "networks must be a network sampler; SimpleNamespace lacks the attribute fixed",
     ),
     "a module among factories": (
         lambda: evaluate(data(), data(), {"net": sized()}, num_networks=1),
@@ -200,11 +181,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: evaluate(data(), data(), lambda: sized(5), num_networks=1),
         ValueError,
         "must return 3 logits.*returns 5; build it for 3 classes, or pass num_classes=5 for the data$",
-    ),
-    "other classes where logits are matched": (
-        lambda: distribution_matching(data(), networks=FixedNetwork(sized(5)), ipc=1, match="embedding+logits"),
-        ValueError,
-        "networks must return 3 logits.*returns 5",
     ),
     "maps for logits": (
         lambda: accuracy(nn.Conv2d(3, 3, 3), data()),
@@ -224,12 +200,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"must have the dtype and device of the images.*\.to\(device",
     ),
     "logits that are not the classifier's": (
-        lambda: distribution_matching(
-            data(),
-            networks=FixedNetwork(nn.Sequential(nn.Flatten(), nn.Linear(768, 3), nn.LogSoftmax(1))),
-            ipc=1,
-            match="embedding+logits",
-        ),
+        lambda: distribution_matching(data(), networks=LOGARITHMS, ipc=1, match="embedding+logits"),
         ValueError,
         "networks's logits must be the output of its classifier",
     ),

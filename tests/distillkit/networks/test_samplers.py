@@ -57,18 +57,18 @@ def test_ball_leaves_the_model_and_its_buffers_unchanged() -> None:
     assert not any(p.requires_grad for p in drawn.parameters())
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: RandomNetworks(convnet), "RandomNetworks(ConvNet)"),
-        (lambda: RandomNetworks(KeepInit(lambda: ConvNet(SHAPE, 3, width=4))), "RandomNetworks(KeepInit(ConvNet))"),
-        (lambda: NetworkBall(convnet(), 1.0), "NetworkBall(ConvNet, radius=1)"),
-        (lambda: FixedNetwork(convnet()), "FixedNetwork(ConvNet)"),
-    ],
-)
+SAMPLERS = {
+    "RandomNetworks(ConvNet)": lambda: RandomNetworks(convnet),
+    "RandomNetworks(KeepInit(ConvNet))": lambda: RandomNetworks(KeepInit(lambda: ConvNet(SHAPE, 3, width=4))),
+    "NetworkBall(ConvNet, radius=1)": lambda: NetworkBall(convnet(), 1.0),
+    "FixedNetwork(ConvNet)": lambda: FixedNetwork(convnet()),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.usefixtures("global_rng_untouched")
-def test_draw_depends_only_on_the_generator(make, name: str) -> None:
-    one, two = make(), make()
+def test_draw_depends_only_on_the_generator(name: str) -> None:
+    one, two = SAMPLERS[name](), SAMPLERS[name]()
     first = flat(one.draw(derive(0, 1))).clone()
     other = flat(one.draw(2)).clone()
     assert torch.equal(flat(two.draw(2)), other)
