@@ -143,10 +143,9 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters(
     ):  # fmt: skip
         numbers = {"sigma": 0.0, "clip": 1.0, "denominator": 1.0} | wrong_number
         refused(lambda n=numbers: PrivateGradient(parameters, secret=secret, **n), ValueError, words)
-    meta = [torch.zeros(2, device="meta")]
-    for wrong, words in (([], "must be a list"), (torch.zeros(2), "must be a list"), (meta, ".* on the device 'meta'")):
+    for wrong in ([], torch.zeros(2)):
         call = partial(PrivateGradient, wrong, sigma=0.0, clip=1.0, denominator=1.0, secret=secret)
-        refused(call, (TypeError, ValueError), f"parameters {words}")
+        refused(call, (TypeError, ValueError), "parameters must be a list")
     refused(
         lambda: PrivateGradient(parameters, sigma=1.0, clip=math.inf, denominator=1.0, secret=secret),
         PrivacyError, "clip must be finite unless sigma is 0, got sigma 1",

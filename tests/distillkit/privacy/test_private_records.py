@@ -19,6 +19,7 @@ from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, Ne
 from distillkit.normalization import Normalization
 from distillkit.privacy import (
     Account,
+    EmbeddingNetworks,
     Ledger,
     NotCapturable,
     Passes,
@@ -268,11 +269,9 @@ def test_callback_cannot_add_records_to_a_release() -> None:
         options: dict[str, Any] = {"networks": networks, "ledger": Account(Ledger(), secret=0), "callback": callback}
         return image_sgd(DATA, size=10, sigma=1.0, steps=1, ipc=1, **options).images
 
-    facts = ["shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda"]
-
     def ask(step: int, gradient: Tensor) -> None:
-        assert [getattr(DATA.images, fact) for fact in facts]
-        assert (DATA.images.dim(), DATA.images.size(1), DATA.images.is_floating_point()) == (4, 2, True)
+        assert [getattr(DATA.images, n) for n in ("dtype", "device", "ndim", "layout", "requires_grad", "is_cuda")]
+        assert [DATA.images.dim(), len(DATA.images.shape), DATA.images.is_floating_point()] == [4, 4, True]
 
     assert torch.equal(run(lambda step, gradient: gradient.zero_()), run(ask))
     with pytest.raises(NotCapturable, match="the callback uses the records"):
@@ -423,11 +422,15 @@ def test_user_code_runs_as_often_whatever_records_are_drawn() -> None:
         Counting.count += 1000
         return (embedding - means).abs().pow(3).sum(1)
 
+    def brighter(x: Tensor, generator: torch.Generator, siamese: bool) -> Tensor:
+        Counting.count += 10**6
+        return x + 1
+
     for kept in (DATA.labels >= 0, DATA.labels == 1, DATA.labels > 5):
         Counting.count = 0
-        networks = FixedNetwork(Counting())
+        networks = EmbeddingNetworks(sampler := FixedNetwork(Counting()), augment=brighter, chunk=2)
         image_sgd(DATA[kept], size=10, sigma=1.0, networks=networks, steps=2, ipc=1, loss=cubed, rate=0.7)
-        class_sums(*DATA[kept], PublicEmbedders(networks, 2, like=DATA), num_classes=3)
+        class_sums(*DATA[kept], PublicEmbedders(sampler, 2, like=DATA, augment=brighter), num_classes=3, chunk=2)
         counts.add(Counting.count)
     assert len(counts) == 1
 

@@ -348,6 +348,10 @@ def test_public_noise_is_enlarged_bilinearly_and_clamped(coarse: int, skewed: La
     mean, std = (torch.tensor(numbers, dtype=dtype).view(2, 1, 1) for numbers in (space.mean, space.std))
     wanted = ((mean + std * smooth).clamp(0, 1) - mean) / std
     torch.testing.assert_close(public_noise(40, like, derive(2), coarse=coarse), wanted)
+    point = like.replace(images=torch.zeros(7, 2, 1, 1, dtype=dtype))
+    drawn = torch.randn(9, 2, 1, 1, generator=derive(4), dtype=dtype)
+    wanted = ((mean + std * drawn).clamp(0, 1) - mean) / std
+    torch.testing.assert_close(public_noise(9, point, derive(4), coarse=coarse), wanted)
     generator = derive(3)
     white = torch.randn(6, 2, 5, 8, generator=generator, dtype=dtype)
     wanted = public_noise(6, like, generator) + 0.3 * white
