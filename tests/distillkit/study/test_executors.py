@@ -384,9 +384,8 @@ def test_submitit_continues_the_run_of_a_killed_job(tmp_path: Path) -> None:
     candidates = {"steps": steps(tmp_path, kills="made-steps-1")}
     study = Study(tmp_path / "study", task(), candidates, seeds=(0, 1, 2))
     study.run(executor=submitit.LocalExecutor(folder=tmp_path / "jobs"), **QUIET)
-    assert sorted(logged(tmp_path)) == sorted(
-        [f"made-steps-{seed} {step}" for seed in range(3) for step in range(4)] + ["made-steps-1 2"]
-    )
+    every = [f"made-steps-{seed} {step}" for seed in range(3) for step in range(4)]
+    assert sorted(logged(tmp_path)) == sorted([*every, "made-steps-1 2"])
     alone = Study(tmp_path / "alone", task(), {"steps": steps(tmp_path)}, seeds=(0, 1, 2))
     alone.run(**QUIET)
     assert str(study.table()) == str(alone.table())

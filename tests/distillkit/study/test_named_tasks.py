@@ -10,7 +10,7 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from distillkit import LabeledImages, Normalization
+from distillkit import LabeledImages
 from distillkit.data import Split, StoredSplit
 from distillkit.normalization import IDENTITY
 from distillkit.serialization import from_config, to_config
@@ -60,9 +60,8 @@ def test_digits_are_allocated() -> None:
 def test_corrupted_images_are_allocated_as_in_fedlgd() -> None:
     labels, domains = torch.arange(2800) % 2, torch.arange(2800) // 1400
     pixels = torch.rand(2800, 1, 1, 1)
-    train = LabeledImages(
-        pixels, labels, num_classes=2, normalization=Normalization([0.0], [1.0]), columns={"domain": domains}
-    )
+    columns = {"domain": domains}
+    train = LabeledImages(pixels, labels, num_classes=2, normalization=IDENTITY, columns=columns)
     split = Split(train, train[:2], ("a", "b"))
     dealt = named_task("cifar10c", root="data").assign(split, 0)
     assert len(dealt.clients) == 2 * 3

@@ -122,16 +122,13 @@ def test_name_with_a_bar_stays_one_cell_and_html_is_escaped() -> None:
 
 # Paired differences.
 
-seeds = st.integers(2, 6)
-accuracy = st.floats(0.2, 0.8)
-
 
 def runs_of(a: list[float], b: list[float]) -> list[Any]:
     candidates = (("A", a), ("B", b))
     return [record(value, candidate, seed) for candidate, values in candidates for seed, value in enumerate(values)]
 
 
-@given(seeds.flatmap(lambda n: st.tuples(*[st.lists(accuracy, min_size=n, max_size=n)] * 2)))
+@given(st.integers(2, 6).flatmap(lambda n: st.tuples(*[st.lists(st.floats(0.2, 0.8), min_size=n, max_size=n)] * 2)))
 def test_interval_equals_the_textbook_formula(pair: tuple[list[float], list[float]]) -> None:
     """Mean ± t s / sqrt(n), with t of 95 % from the table of Student's distribution."""
     table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706}

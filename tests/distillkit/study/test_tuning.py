@@ -112,19 +112,16 @@ def test_first_of_equal_configurations_is_chosen() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_estimate_divides_the_time_among_the_processes(processes: int) -> None:
-    rows = [
-        EstimateRow("digits", "A", 3, Cost(20.0, 1_500_000, 20_000), 250_000_000),
-        EstimateRow("digits", "B", 5, Cost(60.0), None),
-    ]
-    found = Estimate(rows, processes)
+    first = EstimateRow("digits", "A", 3, Cost(20.0, 1_500_000, 20_000), 250_000_000)
+    found = Estimate([first, EstimateRow("digits", "B", 5, Cost(60.0), None)], processes)
     assert found.seconds == pytest.approx(360 / processes)
     ends = "6.0 minutes." if processes == 1 else "3.0 minutes in 2 processes."
-    header, _, first, second, total = str(found).splitlines()
+    header, _, *lines, total = str(found).splitlines()
     names = ["task, method", "runs", "seconds a run", "MB up", "MB down", "memory, MB"]
     assert [cell.strip() for cell in header.split("|")[1:-1]] == names
     assert total == f"8 runs, about {ends}"
-    assert [cell.strip() for cell in first.split("|")[2:-1]] == ["3", "20.0", "1.50", "0.02", "250"]
-    assert [cell.strip() for cell in second.split("|")[2:-1]] == ["5", "60.0", "–", "–", "–"]
+    cells = [[cell.strip() for cell in line.split("|")[2:-1]] for line in lines]
+    assert cells == [["3", "20.0", "1.50", "0.02", "250"], ["5", "60.0", "–", "–", "–"]]
 
 
 @pytest.mark.parametrize(("seconds", "said"), [

@@ -187,9 +187,8 @@ def app_module() -> Any:
 
 def context(node: int, partition: int | None, partitions: int) -> Any:
     config = {} if partition is None else {"partition-id": partition, "num-partitions": partitions}
-    return app_module().Context(
-        run_id=1, node_id=node, node_config=config, state=app_module().RecordDict(), run_config={}
-    )
+    app = app_module()
+    return app.Context(run_id=1, node_id=node, node_config=config, state=app.RecordDict(), run_config={})
 
 
 def _copied(message: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl import Entry, Message
+from fl import Message
 from fl._codec import to_parts
 from fl.deploy.flower import client_app
 from fl.deploy.flower._messages import from_records, to_records
@@ -19,12 +19,8 @@ from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import METHODS, Killed, assert_equal, client_data, grid, run_in_threads, run_on_grid
 
 
-class Things:
-    floats = Entry[torch.Tensor]("first")
-
-
 def test_oversized_message_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = to_records(to_parts(Message({Things.floats: torch.zeros(1000)}), {"job": "x" * 100}))
+    content = to_records(to_parts(Message.unchecked({"A.x": torch.zeros(1000)}), {"job": "x" * 100}))
     tensors, strings = from_records(content)
     size = sum(len(n) + 4000 for n in tensors) + sum(len(n) + len(v) for n, v in strings.items())
     assert from_records(content, size)[1] == strings

@@ -137,14 +137,18 @@ def test_lost_reply_is_described_with_or_without_flowers_reason() -> None:
 
 
 def test_only_recipients_that_were_not_forgotten_run_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(monotonic=lambda: 5.0, sleep=lambda seconds: None)
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: 5.0, sleep=slept.append)
     monkeypatch.setattr("fl.deploy.flower._messages.time", clock)
-    connection = GridConnection(fake_flower.Grid(None, {}), 0.0)
-    connection.send("query.node", {k: (100 + k, to_parts(Message(), {})) for k in range(3)}, "", 2.0)
+    connection = GridConnection(fake_flower.Grid(None, {}), 0.5)
+    connection.send("query.node", {k: (100 + k, to_parts(Message(), {})) for k in range(3)}, "7", 2.0)
+    sent = [message.metadata for _, message in connection.grid._jobs]
+    assert [(one.message_type, one.group_id, one.ttl) for one in sent] == [("query.node", "7", 2.0)] * 3
     connection.forget(1)
     assert [connection.is_waiting_for(k) for k in range(3)] == [True, False, True]
     for clock.monotonic, late in ((lambda: 7.0, []), (lambda: 7.01, [(0, None), (2, None)]), (lambda: 7.02, [])):
         assert connection.collect() == late
+    assert slept == [0.5, 0.5]  # if nothing has come
     monkeypatch.setattr(connection.grid, "push_messages", lambda messages: ["", "b"])
     letters = {k: (100 + k, to_parts(Message(), {})) for k in range(3)}
     assert connection.send("query.node", letters, "", 2.0) == [0, 2]

@@ -17,7 +17,9 @@ from fl import CheckpointError, ClientData, FedAvg, FedDM, Method, NoUsableReply
 from fl.addons import SCAFFOLD, VHL, Anchors, SharedImage
 from fl.deploy.flower import ConnectionOptions, IncompatibleNode, client_app, reply_to, serve, server_app
 from fl.deploy.flower._handshake import identity_of
+from fl.deploy.flower._messages import GridConnection
 from fl.deploy.flower._node import Node
+from fl.deploy.flower._node_registry import NodeRegistry
 from fl.task import MultiLabel
 from tests.fl import every_method
 from tests.fl.every_method import assert_equal, rows
@@ -259,7 +261,12 @@ def test_incompatible_node_is_refused_by_name(change: str, said: str, tmp_path: 
 @pytest.mark.parametrize(
     ("fate", "limit", "error", "said"),
     [
-        ("error", 60.0, IncompatibleNode, r"node 104 cannot take part: .* Flower says the app crashed \(code 2\)$"),
+        (
+            "error",
+            60.0,
+            IncompatibleNode,
+            r"node 104 cannot take part: .* its log\). Flower says the app crashed \(code 2\)$",
+        ),
         (
             "gone",
             0.1,
@@ -272,6 +279,14 @@ def test_incompatible_node_is_refused_by_name(change: str, said: str, tmp_path: 
 def test_missing_node_is_named_with_the_reason(fate: str, limit: float, error: Any, said: str, tmp_path: Path) -> None:
     there = faulty(tmp_path, fate, 104, "query.node")
     refused(lambda: run_on_grid(there, METHODS["FedAvg"](), connect_timeout=limit), error, said)
+
+
+def test_unreachable_node_is_asked_again(tmp_path: Path) -> None:
+    there, registry = faulty(tmp_path, "gone", 104, "query.node"), NodeRegistry(METHODS["FedAvg"](), None)
+    for nodes, unreachable in (([0, 1, 2, 3], [104]), ([0, 1, 2, 3, 4], [])):
+        assert registry.discover(GridConnection(there, 0.001), 60.0) == []
+        assert (sorted(registry.nodes), [*registry._unreachable]) == (nodes, unreachable)
+        there.fault = lambda *_: None
 
 
 def test_node_can_be_pickled(tmp_path: Path) -> None:

@@ -86,11 +86,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
 
     plays = RoundRunner.run_round
     monkeypatch.setattr(RoundRunner, "run_round", begins)
-    after(
-        stores,
-        "write_atomically",
-        lambda path, _: f"wrote {path.name.split('.')[0] if 'safe' in path.name else path.name}",
-    )
+    file = lambda path: path.name.split(".")[0] if "safe" in path.name else path.name  # noqa: E731
+    after(stores, "write_atomically", lambda path, _: f"wrote {file(path)}")
     after(Store, "_append", lambda _, path, __: f"appended {path.name}")
     after(FedAvg, "receive_answers", lambda *_: "answered")
     after(FedAvg, "receive", lambda *_: "received")

@@ -109,8 +109,11 @@ def test_description_whose_space_holds_images_is_refused() -> None:
 def test_node_of_another_method_task_or_version_is_refused(field: str) -> None:
     registry = NodeRegistry(FedAvg(**FAST), None)
     info = replace(INFO, **registry._expected)
-    registry.register(info)
+    for classes in ("", '["a"]'):  # a node need not know the names
+        registry.register(replace(info, classes=classes))
     refused(lambda: registry.register(replace(info, **{field: "x"})), IncompatibleNode, f"has another {field} than")
+    moved = replace(info, fingerprint="x", node=8)
+    refused(lambda: registry.register(moved), IncompatibleNode, "node 8 .* other data, or another key, than node 0,")
 
 
 @pytest.mark.parametrize(("given", "classes"), [((), 4), ((0,), 4), ((1,), 5)])
@@ -119,7 +122,8 @@ def test_number_of_classes_is_given_or_the_largest(given: tuple[int, ...], class
     for k, own in enumerate((2, 4, 3)):
         space = HELD[:0].replace(num_classes=classes if k in given else own, classes_given=k in given)
         registry.nodes[k] = replace(INFO, partition=k, partitions=3, space=space)
-    assert registry.common_space(None).num_classes == classes
+    space = registry.common_space(None)
+    assert (space.num_classes, space.classes_given) == (classes, given != ())
 
 
 # Restarted nodes.

@@ -175,11 +175,8 @@ def test_errors_on_a_node_with_a_policy_are_withheld(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "count"), [(None, None), (5, 5), (-1, 5), (True, 5), ("1.0", 5), (0, 10**6 + 1)])
 def test_partition_of_a_node_is_in_range(number: Any, count: Any, tmp_path: Path) -> None:
     node, config = Node(Cached(**FAST), client_data, folder=tmp_path), {"partition-id": number, "num-partitions": count}
-    said = (
-        f"the node has partition-id={number!r} and num-partitions={count!r}; expected a number from 0 on, and the "
-        "number of partitions, at most 1000000: start it with flower-supernode --node-con"
-        "fig 'partition-id=0 num-partitions=2'"
-    )
+    said = f"the node has partition-id={number!r} and num-partitions={count!r}; expected a number from 0 on, and the "
+    said += "number of partitions, at most 1000000: start it with flower-supernode --node-config 'partition-id=0"
     for reply in (node.handle_query({}, config), node.handle_job(to_records(valid_job()), config, time.time())):
         assert said in reply[1]["refused"]
     assert read_partition({"partition-id": "999999", "num-partitions": 10**6}) == (999_999, 10**6)
