@@ -51,7 +51,7 @@ class Entry(Generic[V]):
         owner: the declaring class, with its module.
 
     Raises:
-        ValueError: the rule is unknown, or has no weights.
+        ValueError: the rule is unknown, or is not `mean` although `by` is given.
         TypeError: an option has the wrong type.
     """
 

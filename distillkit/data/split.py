@@ -59,6 +59,7 @@ class Split(_Parts[LabeledImages]):
     domains: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
 class StoredSplit(_Parts[StoredImages]):
     """Training, test and validation sets of a dataset on disk. `train, test = split` unpacks the training and the test
     set.

@@ -103,15 +103,15 @@ def check_network(
         )
     if probabilities != "accept":
         check_logits(logits, f"{name} ({_kind(network)})", refuse=probabilities == "refuse")
-    if again is not None and not _alike(again, logits):
+    if features and not _alike(again, logits):
         raise ValueError(
             f"{name}'s logits must be the output of its classifier, but those of {_kind(network)} are not; name the "
             "module that computes them: split(network, classifier='...')"
         )
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-2, atol=1e-3)
+def _alike(a: object, b: Tensor) -> bool:
+    return isinstance(a, Tensor) and a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-2, atol=1e-3)
 
 
 def _check_rows(value: object, expected: str, name: str, shape: tuple[int, ...]) -> None:

@@ -99,7 +99,6 @@ class Condensed(AddOn):
         In the rounds that the option `selected` lists, except round 1, first refine the set by distribution matching
         under the received global network.
         """
-
         own = self.first(local.client, local.new_network)
         if local.round in self.selected and local.round > 1 and self.refine_steps:
             own = self._matched(local.client, FixedNetwork(local.at(local.start)), own, self.refine_steps, "refine")

@@ -125,7 +125,7 @@ class MemoryStore:
         self._pending.clear()
 
     def restore(self, versions: Mapping[int, str]) -> None:
-        """Delete memories that clients stored in an interrupted round of a resumed run.
+        """Delete memories that clients stored in an interrupted round of a resumed run, which are files.
 
         Args:
             versions: name of the version of each client's memory after the last completed round, by client index. If a

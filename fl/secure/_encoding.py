@@ -95,8 +95,7 @@ class ReplyLayout:
         Args:
             schema: specification of each entry in a reply, by key.
             entries: the method's declared entries, by key.
-            bounds: largest allowed absolute value of an entry, by key. These values replace the maxima in the
-                declarations and in the schema.
+            bounds: largest allowed absolute value of an entry, by key. These values replace the maxima in the schema.
             bits, clients: attributes of the layout.
 
         Raises:

@@ -136,6 +136,7 @@ def test_parts_of_a_split_have_one_form(part: str, rows: int, kind: Any) -> None
         with pytest.raises(ValueError, match=re.escape(words) + "$"):
             kind(one, **{"test": one[:rows], "validation": None, "classes": ("a", "b"), part: other[:rows]})
     refused(lambda: kind(one, one[:rows], ("a", "b", "c")), ValueError, "classes must be 2 names, got 3")
+    refused(lambda: setattr(kind(one, one, ("a", "b")), "tests", one), AttributeError, "cannot assign to field 'tests'")
 
 
 def test_class_of_a_value_is_that_of_its_first_image() -> None:

@@ -187,13 +187,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"network must return logits \[N, K\], but returns \[2, 3, 14, 14\] for 2 images of shape \(3, 16, 16\)",
     ),
-    "NaN weights": (
-        lambda: train(
-            sized().requires_grad_(False).apply(lambda m: [p.fill_(torch.nan) for p in m.parameters()]), data()
-        ),
-        ValueError,
-        "returns NaN or Inf for noise",
-    ),
     "another dtype": (
         lambda: train(sized().double(), data()),
         ValueError,

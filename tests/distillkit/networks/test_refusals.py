@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 from torch import Tensor, nn
@@ -148,6 +149,7 @@ CALLS: dict[str, Callable[[], Any]] = {
             ("softmax accepted", Bare(flat, nn.Softmax(1)), {"probabilities": "accept"}),
             ("log softmax", LOGARITHMS, {"classes": 3}),
             ("log softmax classifier", nets.split(LOGARITHMS), {"classes": 3, "features": True}),
+            ("silent", Mock(return_value=flat(IMAGES), features=flat, classifier=id), {"features": True}),
             ("dtype", net().double(), {"classes": 3}),
         )
     },
