@@ -14,6 +14,7 @@ from fl import CheckpointError, FedAvg, Run, simulate
 from fl.engine.store import Store
 from fl.study import load
 from tests.fl.federations import Tiny, federation
+from tests.refused import refused
 
 METHOD = FedAvg(factory=Tiny, steps=1, lr=0.1)
 
@@ -69,5 +70,8 @@ def test_checksums_cover_the_committed_rounds_only(tmp_path: Path) -> None:
         with (parts / "history.jsonl").open("ab") as file:
             file.write(json.dumps({"round": rounds + 1}).encode() + b"\n")
     assert [row["accuracy"] for row in Store(parts).rows()] == [row["accuracy"] for row in Store(whole).rows()]
-    sums = json.loads((parts / "checkpoint" / "manifest.json").read_bytes())["sums"]
-    assert sums.keys() == {"config.json", "history.jsonl", "checkpoint/clients.jsonl"}
+    path = parts / "checkpoint" / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    assert manifest.pop("sums").keys() == {"config.json", "history.jsonl", "checkpoint/clients.jsonl"}
+    path.write_bytes(json.dumps(manifest).encode())
+    refused(Store(parts).rows, CheckpointError, r"config.json was changed after the run wrote it .*: restore the file$")

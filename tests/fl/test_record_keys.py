@@ -48,6 +48,7 @@ def test_repr_shows_the_current_names() -> None:
     method, shift = options_by_name(Filtered(FedAvg(Renamed(), factory=Tiny), RenamedShift()))["args"]
     assert (method["args"][0]["object"], shift["object"]) == ("tests:Noisy", "tests:Shift")
     assert repr(Filtered(FedAvg(factory=Tiny), RenamedShift())).endswith(", RenamedShift(by=0.5))")
+    assert options_by_name(RenamedShift(float("inf"))) == {"object": "tests:Shift", "args": [], "with": {"by": "inf"}}
 
 
 class _Work(AddOn):

@@ -372,7 +372,7 @@ def test_inconsistent_replies_do_not_count_in_part() -> None:
         {E.a: torch.ones(2), E.c: torch.tensor(1)},
         {E.a: torch.ones(2), E.c: 3},
         {E.a: {"x": torch.ones(2)}},
-        {E.a: torch.ones(3)},
+        {E.c: {"m": torch.ones(2)}, E.a: torch.ones(3)},
     ]
     for values in odd:
         with pytest.raises(BadReply, match="different type or shape"):
@@ -380,6 +380,7 @@ def test_inconsistent_replies_do_not_count_in_part() -> None:
     assert reducer.clients == [0, 1]
     assert reducer.result()[E.a].tolist() == [2.0, 2.0]
     assert reducer.result()[E.b].shape == (1, 3)
+    reducer.fold(2, Message({E.c: {"m": torch.ones(4)}}))
 
 
 def test_reply_of_another_form_than_earlier_ones_is_left_out_with_a_short_reason() -> None:

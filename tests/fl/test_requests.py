@@ -87,6 +87,7 @@ def test_request_round_trips_and_cached_payloads_travel_as_digests(tmp_path: Pat
     store = PayloadFolder(tmp_path)
     job = read_job(*from_parts(*job_parts(Job(header, 4, request))), store)
     assert (job.header, job.client, job.request.memory, job.ledger) == (header, 4, "2-a-0", None)
+    assert [verb for verb in ("local", "answer", "evaluate", "keys") if replace(header, verb=verb).keeps] == ["local"]
     assert [k for k, _ in job.request.message.items()] == [Data.kept.key, Data.other.key]
     assert list(job.request.message[Data.other]) == ["b", "a"]
     cached = replace(request, cached=frozenset({Data.kept.key}))

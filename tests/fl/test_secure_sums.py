@@ -180,14 +180,14 @@ def test_possible_overflow_is_refused_when_built() -> None:
 
 
 def test_largest_values_do_not_overflow() -> None:
-    schema: Schema = {Every.total.key: EntrySpec(torch.zeros(2, dtype=torch.float64))}
-    layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 3.0}, 52, 2047)
+    schema: Schema = {Every.total.key: EntrySpec(torch.zeros(2, dtype=torch.float64), minimum=-3.0, maximum=2.0)}
+    layout = ReplyLayout.from_schema(schema, ENTRIES, {}, 52, 2047)
     vector = layout.encode(Message({Every.total: torch.tensor([3.0, -3.0], dtype=torch.float64)}))
     total = layout.decode(2047 * vector, list(range(2047)), schema)[Every.total]
     assert total.tolist() == [3.0 * 2047, -3.0 * 2047]
-    schema = {Every.weighted.key: EntrySpec({"x": torch.zeros(1)}), Every.weight.key: EntrySpec(1.0)}
-    bounds = {Every.weighted.key: 3.0, Every.weight.key: 50.0}
-    layout = ReplyLayout.from_schema(schema, ENTRIES, bounds, 52, 2047)
+    weight = EntrySpec(1.0, minimum=0.0, maximum=50.0)
+    schema = {Every.weighted.key: EntrySpec({"x": torch.zeros(1)}), Every.weight.key: weight}
+    layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.weighted.key: 3.0}, 52, 2047)
     vector = layout.encode(Message({Every.weighted: {"x": torch.tensor([3.0])}, Every.weight: 50.0}))
     assert vector.abs().tolist() == [2**52] * 2
     decoded = layout.decode(2047 * vector, list(range(2047)), schema)

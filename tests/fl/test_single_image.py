@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -157,23 +158,16 @@ def test_crops_equal_those_of_patches_for_any_first_caller() -> None:
     want = (Patches(photo, 3, size=4, count=40, flip=0.5).batch(list(range(40))) - 0.5) / 0.25
     crops = Crops(3, 40, None, {"flip": 0.5})
     orders = [torch.randperm(40, generator=derive(k))[:25] for k in range(4)]
-    found: dict[int, torch.Tensor] = {}
-    threads = [
-        threading.Thread(target=lambda k=k: found.update({k: crops.images(photo, orders[k], server())}))
-        for k in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(found[k], want[orders[k]]) for k in range(4))
-    other = crops.images(255 - photo, orders[0], server())
-    assert not torch.equal(other, found[0])
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda order: crops.images(photo, order, server()), orders))
+    assert all(torch.equal(one, want[order]) for one, order in zip(found, orders, strict=True))
+    assert not torch.equal(crops.images(255 - photo, orders[0], server()), found[0])
     assert torch.equal(crops.images(photo.clone(), orders[0], server()), found[0])
     wide = (Patches(photo, 3, size=6, count=40, flip=0.5).batch(list(range(40))) - 0.5) / 0.25
     given = SharedImage(PHOTO, keep=5, count=40, seed=3, size=6, crops={"flip": 0.5}).source
     for source, side in ((crops, 6), (given, 4), (copy.deepcopy(given), 4)):
-        assert torch.equal(source.images(photo, orders[0], server(side)), wide[orders[0]])
+        double = replace(server(side), dtype=torch.float64)
+        assert torch.equal(source.images(photo, orders[0], double), wide[orders[0]].double())
 
 
 def test_rendering_stops_with_the_run() -> None:

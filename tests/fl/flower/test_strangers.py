@@ -124,6 +124,9 @@ def test_number_of_classes_is_given_or_the_largest(given: tuple[int, ...], class
         registry.nodes[k] = replace(INFO, partition=k, partitions=3, space=space)
     space = registry.common_space(None)
     assert (space.num_classes, space.classes_given) == (classes, given != ())
+    known = registry.fingerprint(b"key")
+    registry.nodes = dict(reversed(registry.nodes.items()))
+    assert registry.fingerprint(b"key") == known != registry.fingerprint(b"other key")
 
 
 # Restarted nodes.
