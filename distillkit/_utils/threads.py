@@ -17,7 +17,13 @@ def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExe
     that a worker sets. Therefore this function first sets the calling thread's number to its current value.
     """
     torch.set_num_threads(torch.get_num_threads())
-    return ThreadPoolExecutor(workers, name, initializer=torch.set_num_threads, initargs=(intra,))
+    return ThreadPoolExecutor(workers, name, initializer=set_intra_op_threads, initargs=(intra,))
+
+
+def set_intra_op_threads(number: int) -> None:
+    """Set the number of intra-op threads of the calling thread, whatever numbers other threads set later."""
+    torch.get_num_threads()  # the first call in a thread takes over the number that any thread has set last
+    torch.set_num_threads(number)
 
 
 @contextlib.contextmanager

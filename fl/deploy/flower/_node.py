@@ -28,6 +28,7 @@ import torch
 
 import distillkit
 from distillkit._utils import check
+from distillkit._utils.threads import set_intra_op_threads
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.privacy import BudgetExhausted, PrivacyError
 from distillkit.privacy._journal import LedgerWriteError
@@ -232,7 +233,7 @@ def _run_with_timeout(seconds: float, runtime: ClientRuntime, job: Job) -> Clien
         return late
 
     def work() -> ClientResult:
-        torch.set_num_threads(1)
+        set_intra_op_threads(1)
         return respond(runtime, job.header, job.client, lambda: job.request)
 
     torch.set_num_threads(torch.get_num_threads())  # see `distillkit._utils.threads`
