@@ -500,7 +500,7 @@ def test_study_runs_once_and_is_shown_again(folder: Path) -> None:
     words = shlex.split("study digits --size 8 --methods 'FedAvg, FedAvgM' --rounds 1 --seeds 2 --clients 3")
     first = json.loads(run(*words, "--lr", "0.1,0.3", "--out", "runs", "--json", *SMALL).stdout)["runs"]
     assert {(line["method"], line["seed"]) for line in first} == {(m, s) for m in ("FedAvg", "FedAvgM") for s in (0, 1)}
-    again = run("study", "runs", "--html", "page.html")
+    again = run("study", "runs", "--html", "page.html", "--quiet")
     assert "| FedAvgM " in again.output
     assert "--rounds would change nothing in a finished study" in run("study", "runs", "--rounds", 2, code=2).output
     Path("none").mkdir()

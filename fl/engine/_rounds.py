@@ -51,7 +51,6 @@ class RoundRunner:
         evaluate: clients that are evaluated on their own test images after a round.
 
     Attributes:
-        committed: index of the last completed round.
         on_row: function that is called with each row of the history, once the row is complete and its round committed.
     """
 
@@ -61,7 +60,8 @@ class RoundRunner:
     ) -> None:  # fmt: skip
         self.exchanger, self.method, self.server = exchanger, exchanger.method, exchanger.server
         require_exchanges(self.method)
-        self.store, self.run_id, self.committed = store, run_id, 0
+        self.store, self.run_id = store, run_id
+        self._kept = 0  # index of the round whose state is kept if the present one fails
         self.on_row: Callable[[dict[str, Any]], object] = lambda row: None
         self.test = placed(test, self.server.device)
         self._participation, self._min_replies, self._evaluate = participation, min_replies, evaluate
@@ -97,7 +97,7 @@ class RoundRunner:
         started, server, exchanger, stats = time.perf_counter(), self.server, self.exchanger, RoundStats()
         server.round, server.notes = number, server.notes if number == 1 else {}
         server.secret = exchanger.secret()
-        exchanger.resent, self.committed = 0, number - 1
+        exchanger.resent, self._kept = 0, number - 1
         before, charged, hidden = server.state.copy(), self._charges(), self.method.draws_clients
         try:
             drawn = self._draw()
@@ -116,10 +116,10 @@ class RoundRunner:
                 if not hidden:  # a server that draws clients in secret charges before it releases anything
                     self._void_uncharged(charged)
             finally:
-                server.state, server.round = before, self.committed
+                server.state, server.round = before, self._kept
                 exchanger.rollback()
             if isinstance(error, BudgetExhausted):
-                kept = f"round {number} was not finished; the state after round {self.committed} is kept"
+                kept = f"round {number} was not finished; the state after round {self._kept} is kept"
                 raise BudgetExhausted(f"{error}; {kept}", remaining=error.remaining) from error
             raise
         if row["accuracy"] is None and (own := row.get("accuracy_personal") or row.get("accuracy_clients")):
@@ -194,7 +194,7 @@ class RoundRunner:
         except NoUsableReply as error:
             reasons = f" ({stats.reasons()})" if stats.reasons() else ""
             raise NoUsableReply(
-                f"round {self.server.round}: {error}{reasons}; the state after round {self.committed} is kept"
+                f"round {self.server.round}: {error}{reasons}; the state after round {self._kept} is kept"
             ) from error
         for client, reason in rejected.items():
             stats.fail(verb, client, reason, after_local=after_local)
@@ -205,7 +205,7 @@ class RoundRunner:
             return
         raise NoUsableReply(
             f"round {self.server.round}: {len(replies.clients)} usable replies, {least} are needed "
-            f"({stats.reasons() or 'no client had images'}); the state after round {self.committed} is kept"
+            f"({stats.reasons() or 'no client had images'}); the state after round {self._kept} is kept"
         )
 
     def _timed_update(self, work: Callable[[], None]) -> float:
@@ -246,7 +246,7 @@ class RoundRunner:
             return {}
         server.state = before
         self.exchanger.rollback()
-        warn(f"round {number}: {why}; the state after round {self.committed} is kept, and the run goes on")
+        warn(f"round {number}: {why}; the state after round {self._kept} is kept, and the run goes on")
         return {"discarded": why}
 
     def _privacy_columns(self) -> dict[str, Any]:
@@ -265,7 +265,6 @@ class RoundRunner:
                 metadata = {**metadata, "ledger": json.dumps(self.server.ledger.head)}
             self.store.commit(number, self.run_id, self.server.state, self.global_models(), metadata, changes)
         self.exchanger.commit()
-        self.committed = number
 
     def global_models(self) -> dict[str, Tensors]:
         """Return the state dict of each global model, by the model's name, to be written to files."""

@@ -54,10 +54,13 @@ def test_missing_manifest_does_not_start_the_run_anew(tmp_path: Path) -> None:
     assert len(play(tmp_path, 4, resume=True).rows) == 4
 
 
-def test_run_killed_in_its_first_round_starts_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [None, -1, 9], ids=["whole", "without newline", "torn"])
+def test_run_killed_in_its_first_round_starts_anew(end: int | None, tmp_path: Path) -> None:
     """The row of the round is written before the manifest."""
     play(tmp_path, 1)
     (tmp_path / "checkpoint" / "manifest.json").unlink()
+    row = (tmp_path / "history.jsonl").read_bytes()
+    (tmp_path / "history.jsonl").write_bytes(row[:end])
     assert [row["round"] for row in play(tmp_path, 2, resume=True).rows] == [1, 2]
 
 

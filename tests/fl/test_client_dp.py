@@ -17,18 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from distillkit import LabeledImages
-from distillkit.privacy import (
-    ADD_OR_REMOVE_CLIENT,
-    ALL_CLIENTS,
-    BudgetExhausted,
-    Event,
-    Ledger,
-    NotAccountable,
-    PrivacyError,
-    Secret,
-    compose,
-)
+from distillkit import LabeledImages, privacy
+from distillkit.privacy import ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError, Secret, compose
 from distillkit.rng import derive
 from fl import Client, ClientData, ClientDP, Entry, FedAvg, FedDM, Filtered, Message, Method, Run, Server, simulate
 from fl.addons import (
@@ -335,7 +325,8 @@ def test_every_round_is_one_event_and_epsilon_is_their_composition(tmp_path: Pat
     run = play(Filtered(averaging(), ClientDP(1.2, 0.4, 1.0)), rounds=4, out=tmp_path)
     events = Ledger(tmp_path / "ledger.jsonl").events
     assert events == tuple(
-        Event("client_dp", 1.2, 0.4, client=ALL_CLIENTS, round=t, relation=ADD_OR_REMOVE_CLIENT) for t in (1, 2, 3, 4)
+        Event("client_dp", 1.2, 0.4, client=ALL_CLIENTS, round=t, relation=privacy.ADD_OR_REMOVE_CLIENT)
+        for t in (1, 2, 3, 4)
     )
     want = [compose([(1.2, 0.4, t)], 1e-5).epsilon for t in (1, 2, 3, 4)]
     assert [row["epsilon"] for row in run.rows] == pytest.approx(want)
@@ -365,7 +356,7 @@ def test_budget_stops_the_run_before_any_client_trains() -> None:
 
     budget = compose([(1.0, 0.9, 2)], 1e-5).epsilon * 1.001
     ledger = Ledger(budget=budget)
-    with pytest.raises(BudgetExhausted, match="round 3 was not finished; the state after round 2 is kept"):
+    with pytest.raises(privacy.BudgetExhausted, match="round 3 was not finished; the state after round 2 is kept"):
         play(Filtered(averaging(Spy()), ClientDP(1.0, 0.9, 1.0)), rounds=9, ledger=ledger, secret=1)
     assert set(worked) == {1, 2}
     assert len(ledger.events) == 2

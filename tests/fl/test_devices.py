@@ -118,6 +118,36 @@ def test_client_state_starts_on_the_compute_device() -> None:
             assert all(on_second_device(t) for t in state.values())
 
 
+def test_all_that_a_method_gets_is_on_the_device(
+    run_on_second_device: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This includes a resumed state, and replies that have waited in a file for comparison with each other."""
+    monkeypatch.setattr("fl.engine._exchange.LEAST_REPLIES", 2)
+    monkeypatch.setattr("fl.engine._outliers._IN_MEMORY", 0)
+    seen: set[str] = set()
+
+    def watched(function: str) -> Callable[..., Any]:
+        def work(method: Method, side: Any, *given: Any) -> Any:
+            seen.add(function)
+            server = isinstance(side, Server)
+            held = [side.state, *side.data.values()] if server else [side.data, side.test, side.memory]
+            for value in (*held, *(one for one in given if isinstance(one, Message))):
+                parts = [value.images, value.labels] if isinstance(value, LabeledImages) else tensors(value).values()
+                assert all(on_second_device(part) for part in parts), function
+            if function == "local":
+                side.memory[FedAvg.update] = {"w": torch.ones(2)}
+            return getattr(FedAvg, function)(method, side, *given)
+
+        return work
+
+    functions = ("start", "send", "local", "read_reply", "receive")
+    watching = type("Watching", (FedAvg,), {name: watched(name) for name in functions})
+    for rounds in (1, 2):
+        run = run_on_second_device(watching(factory=Net, steps=1), out=tmp_path, resume=rounds == 2, rounds=rounds)
+        assert run.rows[-1]["failed"] == {}
+    assert seen == {*functions}
+
+
 class Mixing(FedAvg):
     """Reads tensors that nothing moved to the device in use."""
 

@@ -125,6 +125,28 @@ def test_each_entry_is_compared_among_the_replies_that_have_it() -> None:
     why = "b is 150 times as large as the median of 5 replies, at most 100 times is allowed"
     assert _outliers.too_large(found) == {5: why}
     assert _outliers.dominant(found) == {5: "99% of b"}
+    for replies, share in ((4, 1 / 2), (5, 2 / 5), (6, 1 / 3), (12, 1 / 3)):
+        for factor, shown in ((0.99, {}), (1.01, {0: f"{share * 1.01:.0%} of a"})):
+            found = {k: {"a": ((1 - factor * share) / (replies - 1), 9.0, 1.0)} for k in range(1, replies)}
+            assert _outliers.dominant(found | {0: {"a": (factor * share / 2, 9.0, 2.0)}}) == shown
+    for size, refused in ((14.9, []), (15.1, [3])):  # five times the median 3, which lies between 2 and 4
+        sizes = enumerate((1.0, 2.0, 4.0, size))
+        assert (
+            list(_outliers.too_large({k: {"a": (one, 5.0, 1.0), "z": (one, 5.0, 1.0)} for k, one in sizes})) == refused
+        )
+
+
+def test_compared_values_are_root_mean_squares_and_mean_weights() -> None:
+    class E:
+        rows, plain = fl.Entry[Tensor]("first"), fl.Entry[dict[str, Tensor]]("sum")
+        value, top = fl.Entry[Tensor]("mean", by=rows), fl.Entry[Tensor]("max")
+
+    reply = fl.Message({E.rows: torch.tensor([1.0, 3.0]), E.value: torch.tensor([3.0, 4.0]), E.top: 2 * torch.ones(9)})
+    reply[E.plain] = {"a": torch.ones(3), "b": -torch.ones(5, 2)}
+    schema = {key: fl.EntrySpec(value, max_ratio=7 if key == "E.top" else None) for key, value in reply.items()}
+    found = _outliers.compared(reply, {entry.key: entry for entry in (E.rows, E.plain, E.value, E.top)}, schema)
+    wanted = {"E.rows": (5**0.5, 100, 0), "E.value": (12.5**0.5, 100, 2), "E.top": (2, 7, 0), "E.plain": (1, 100, 1)}
+    assert found == {key: pytest.approx(value) for key, value in wanted.items()}
 
 
 def test_replies_are_compared_from_four_on_and_below_a_stated_bound_alone() -> None:

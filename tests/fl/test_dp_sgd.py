@@ -13,21 +13,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from distillkit import LabeledImages
+from distillkit import LabeledImages, privacy
 from distillkit.augment import CropFlip
 from distillkit.normalization import IDENTITY
-from distillkit.privacy import (
-    BatchStatistics,
-    BudgetExhausted,
-    Ledger,
-    NotAccountable,
-    NotCapturable,
-    NotSeparable,
-    PrivacyError,
-    Secret,
-    compose,
-    without_batch_norm,
-)
+from distillkit.privacy import BatchStatistics, BudgetExhausted, Ledger, NotSeparable, PrivacyError, Secret, compose
 from distillkit.rng import derive
 from fl import ClientData, ClientOptimizer, Entry, FedAvg, NoUsableReply, Run, simulate
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, FedNova, FedProx, FineTune
@@ -376,7 +365,7 @@ def test_counts_and_batch_statistics_are_refused_when_built() -> None:
         FedAvg(noisy(), factory=normed, weights="uniform")
     with pytest.raises(BatchStatistics, match="DPSGD"):
         FedAvg(noisy(), factory={"a": network, "b": normed}, assign={}, weights="uniform")
-    play(noisy(), factory=lambda k: without_batch_norm(normed(k)), rounds=1)
+    play(noisy(), factory=lambda k: privacy.without_batch_norm(normed(k)), rounds=1)
     run = play(noisy(), factory=lambda k: normed(k).eval(), rounds=1)  # fixed statistics
     assert not run.rows[0]["failed"]
     assert all(float(t.sum()) in (0.0, len(t)) for n, t in run.server.state[FedAvg.model].items() if "running" in n)
@@ -445,7 +434,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "class weights": ({"objective": weighted}, NotSeparable, "Use the mean over examples"),
     "a sum": ({"objective": added}, NotSeparable, "Use the mean over examples"),
     "no number": ({"objective": each}, ValueError, "must return one number"),
-    "mixup": ({"augment": mixup}, NotCapturable, "the augmentation mixup draws random numbers by aten.randperm"),
+    "mixup": (
+        {"augment": mixup},
+        privacy.NotCapturable,
+        "the augmentation mixup draws random numbers by aten.randperm",
+    ),
     "two of one": ({"augment": lambda x, g: torch.cat([x, x])}, ValueError, r"augment must return torch.float32 \[2,"),
     "a network with memory": ({"factory": Centred}, BatchStatistics, "pass changes seen"),
 }
@@ -473,7 +466,7 @@ def test_epochs_are_rounded_to_the_nearest_number_of_steps(rate: float, epochs: 
 def test_clip_and_delta_that_bound_nothing_are_refused() -> None:
     for clip in (0.0, math.inf):
         refused(lambda: noisy(clip=clip), ValueError, "clip must be")  # noqa: B023
-    with pytest.raises(NotAccountable, match="delta must be below one over the number of records"):
+    with pytest.raises(privacy.NotAccountable, match="delta must be below one over the number of records"):
         play(noisy(size=10), how={"ledger": Ledger(delta=0.2)})
 
 

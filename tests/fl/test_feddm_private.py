@@ -12,27 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from distillkit import LabeledImages
+from distillkit import LabeledImages, privacy
 from distillkit.augment import DSA
 from distillkit.networks import NetworkBall
 from distillkit.normalization import IDENTITY, ZCA, Normalization
-from distillkit.privacy import (
-    Account,
-    BatchStatistics,
-    EmbeddingNetworks,
-    Ledger,
-    NotAccountable,
-    PrivacyError,
-    PrivateInitialization,
-    PrivateStatistics,
-    PublicEmbedders,
-    Secret,
-    class_sums,
-    compose,
-    gaussian_epsilon,
-    image_sgd,
-    plan_noise,
-)
+from distillkit.privacy import Account, Ledger, PrivacyError, Secret, class_sums, compose, image_sgd, plan_noise
 from distillkit.privacy._public_noise import public_noise
 from distillkit.rng import derive
 from fl import Classification, Client, FedDM, Message, MultiLabel, NoUsableReply, Run, Server, simulate
@@ -219,7 +203,7 @@ def test_image_sgd_uses_networks_around_the_received_weights() -> None:
     for k, data in enumerate(clients()):
         counted = noise_of(k, 1).add_noise(data.counts(), SIGMA_SIZES)
         start = LabeledImages(initial_images((2, k)), torch.arange(3).repeat_interleave(IPC), num_classes=3)
-        networks = EmbeddingNetworks(NetworkBall(net, RHO), **seen)
+        networks = privacy.EmbeddingNetworks(NetworkBall(net, RHO), **seen)
         expected = image_sgd(
             data, size=max(1, round(float(counted.sum()))), sigma=SIGMA, ipc=IPC, networks=networks,
             clip=0.5, rate=0.3, steps=STEPS, lr=0.1, momentum=0.3, init=start, generator=derive(0, 2, k, "images"),
@@ -234,7 +218,7 @@ def test_embedders_have_the_options_and_public_images() -> None:
     seed = int(torch.randint(2**62, (), generator=derive(1)))
     for centers in (None, ones[:0], ones):
         around = {"centers": ones} if centers is ones else {}
-        wanted = PublicEmbedders(NetworkBall(net, RHO), MAPS, like=data, seed=seed, **seen, **around)
+        wanted = privacy.PublicEmbedders(NetworkBall(net, RHO), MAPS, like=data, seed=seed, **seen, **around)
         found = method(**seen).embedders(net, data, derive(1), centers)
         sums = [class_sums(data.images, data.labels, one, num_classes=3) for one in (found, wanted)]
         assert (torch.equal(*sums), len(sums[0])) == (True, MAPS)
@@ -336,7 +320,7 @@ def test_epsilon_is_the_closed_form_and_every_draw_is_an_event(
     every_round = kind is SummedFedDM and noise == "shares"
     for number, row in enumerate(run.rows, 1):
         total = MAPS * number / SIGMA**2 + (number if every_round else 1) / SIGMA_SIZES**2
-        assert row["epsilon"] == pytest.approx(gaussian_epsilon(total**-0.5, 1e-5), rel=1e-9)
+        assert row["epsilon"] == pytest.approx(privacy.gaussian_epsilon(total**-0.5, 1e-5), rel=1e-9)
     assert len(draws) == len(ledger.events) == 3 * (6 if every_round else 4)
     assert ("secure sum" in str(ledger.guarantee())) == every_round
 
@@ -391,7 +375,7 @@ def test_missing_share_makes_the_round_unusable(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"init": "real"}, PrivateInitialization, "release would contain real images"),
+        ({"init": "real"}, privacy.PrivateInitialization, "release would contain real images"),
         ({"batch_real": 8}, ValueError, "batch_real is not an option"),
         ({"sizes": [1.0, 2.0, 3.0]}, PrivacyError, "either sizes"),
         ({"sigma_sizes": None}, PrivacyError, "true class sizes are private"),
@@ -422,9 +406,13 @@ def test_unsupported_networks_and_data_are_refused_at_the_start() -> None:
     white = Normalization((0.0,), (1.0,), zca=ZCA.fit(torch.randn(40, 1, 4, 4, generator=derive(0))))
     held = [images(20, seed=3).replace(normalization=white)]
     for sigma in (0.0, SIGMA):
-        refused(lambda s=sigma: play(held=held, factory=Tiny, sigma=s), PrivateStatistics, "whitening was fitted on im")
+        refused(
+            lambda s=sigma: play(held=held, factory=Tiny, sigma=s),
+            privacy.PrivateStatistics,
+            "whitening was fitted on im",
+        )
     assert play(held=held, factory=Tiny, public_statistics=True).rows[0]["failed"] == {}
-    refused(lambda: play(factory=lambda n: Mixing(n).double()), BatchStatistics, "among other images")
+    refused(lambda: play(factory=lambda n: Mixing(n).double()), privacy.BatchStatistics, "among other images")
     refused(lambda: play(sizes=[1.0, 2.0], sigma_sizes=None), ValueError, "sizes must be 3 numbers")
     several, shares = Ledger(disjoint=False), {"kind": SummedFedDM, "noise": "shares"}  # k contributions, one noise
     refused(lambda: play(ledger=several, **shares), PrivacyError, "adds the noise for one contribution of a record")
@@ -437,7 +425,7 @@ def test_number_of_records_never_makes_a_client_fail(kind: type[PrivateFedDM]) -
     """With delta = 1/60, failing at 60 records but not at 59 would reveal the number of records."""
     held = [images(count, seed=count) for count in (59, 60, 61)]
     assert play(kind=kind, held=held, factory=Tiny, ledger=Ledger(delta=1 / 60)).rows[0]["failed"] == {}
-    with pytest.raises(NotAccountable, match="1/60"):
+    with pytest.raises(privacy.NotAccountable, match="1/60"):
         play(kind=kind, held=held, factory=Tiny, ledger=Ledger(delta=1 / 60), sizes=[20.0] * 3, sigma_sizes=None)
 
 

@@ -12,23 +12,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import fl
 from distillkit.privacy import PrivacyError
-from fl import (
-    CheckpointError,
-    Classification,
-    Client,
-    ClientData,
-    ClientDP,
-    Entry,
-    FedAvg,
-    Filter,
-    Filtered,
-    Message,
-    Method,
-    Run,
-    Server,
-    simulate,
-)
+from fl import Client, ClientData, ClientDP, Entry, FedAvg, Filter, Filtered, Message, Method, Run, Server, simulate
 from fl.addons import MOON, SCAFFOLD, FedAvgM, FineTune
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.addon import AddOn
@@ -215,7 +201,7 @@ def test_sent_entries_are_counted_and_expected_entries_checked() -> None:
 def test_run_with_another_filter_is_another_run(tmp_path: Path) -> None:
     play(Filtered(method(), Scale(2.0)), rounds=1, out=tmp_path)
     for other in (Filtered(method(), Scale(3.0)), Filtered(method(), Scale(2.0), Shift()), method()):
-        refused(partial(play, other, rounds=2, out=tmp_path, resume=True), CheckpointError, "method")
+        refused(partial(play, other, rounds=2, out=tmp_path, resume=True), fl.CheckpointError, "method")
 
 
 def test_draw_of_a_filter_is_used_and_stays_secret() -> None:
@@ -317,7 +303,7 @@ def test_filters_of_a_private_method_see_no_records() -> None:
     noisy = type("Noisy", (AddOn,), {"private": True, "dataset": lambda self, local: asked(local)})()
     for addons, wanted in (((noisy,), [(0, None, 0), (0, None, 1)]), ((), [(12, data, 1)] * 2)):
         memory = Message({FedAvg.samples: 1.0})
-        client = Client(0, data, data, Classification(3), 1, 0, memory=memory)
+        client = Client(0, data, data, fl.Classification(3), 1, 0, memory=memory)
         for verb in ("early", "local"):
             chain = Filtered(method(*addons, weights="uniform"), asks)
             chain.run_on_client(verb, client, Message({FedAvg.model: network(3).state_dict()}))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from fl import EntrySpec
 from fl._codec import decode, digest, encode
 from fl.message import Entry, Message, declared_entries, payload_bytes
 from tests.refused import refused
+from tests.stored import require_same_set
 
 
 class Parts:
@@ -52,6 +54,8 @@ def test_entry_is_named_after_its_class_and_inherited_ones_declared() -> None:
     assert [e.key for e in declared_entries(MoreParts())] == [
         "Parts.weights", "Parts.pictures", "Parts.number", "Parts.text", "Parts.vector", "MoreParts.extra",
     ]  # fmt: skip
+    again = type("Other", (), {"alias": Parts.number}).alias  # type: ignore[attr-defined]
+    assert (again.key, again.owner) == ("Parts.number", f"{__name__}.Parts")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def test_contradictory_options_of_entries_are_refused(options: dict) -> None:
     [
         {"value": None}, {"value": [1.0]}, {"max_rows": -1}, {"max_per_class": 2.5}, {"minimum": math.nan},
         {"maximum": "1"}, {"max_norm": True}, {"minimum": 2, "maximum": 1}, {"max_norm": -1.0}, {"max_unit": None},
-        {"nonnegative": "weight"}, {"same_rows_as": "number"},
+        {"nonnegative": "weight"}, {"same_rows_as": "number"}, {"max_per_class": -1}, {"max_ratio": math.nan},
     ],
 )  # fmt: skip
 def test_specifications_that_no_reply_can_match_are_refused(options: dict) -> None:
@@ -88,11 +92,7 @@ def test_message_round_trips_bitwise() -> None:
         assert torch.equal(message[Parts.weights][name], tensor)
         assert message[Parts.weights][name].dtype == tensor.dtype
     got, expected = message[Parts.pictures], want[Parts.pictures]
-    assert torch.equal(got.images, expected.images)
-    assert torch.equal(got.columns["logits"], expected.columns["logits"])
-    assert got.normalization == expected.normalization
-    assert got.info == expected.info
-    assert got.num_classes == 5
+    require_same_set(got, expected)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
@@ -168,7 +168,8 @@ def parts_of(message: Message) -> tuple[dict[str, Any], dict[str, torch.Tensor]]
 
 
 ONE = {"t": torch.ones(2)}
-SET = {"kind": "set", "names": ["images", "labels"], "mean": [0.0], "std": [1.0], "num_classes": 2, "info": {}}
+SET: dict[str, Any] = {"kind": "set", "names": ["images", "labels"], "mean": [0.0], "std": [1.0], "num_classes": 2}
+SET |= {"info": {}, "measured": False, "given": True}
 PIXELS = {"s\x1fimages": torch.zeros(2, 1, 2, 2), "s\x1flabels": torch.tensor([0, 1])}
 
 
@@ -176,49 +177,61 @@ def changed(**fields: Any) -> dict[str, Any]:
     return {"s": {**SET, **fields}}
 
 
+FORM = "t: its form is none of tensor, group, set, plain with their fields"
+NAMES = "t: its tensors' names must be a list of different strings"
+INVALID = "s is not a valid set: "
+FLAGS = f"{INVALID}its info must be a map, and measured and given true or false"
+
+
 @pytest.mark.parametrize(
-    ("forms", "tensors"),
+    ("forms", "tensors", "said"),
     [
-        ({"t": {"kind": "plain", "value": None}}, {}),
-        ({"t": {"kind": "plain", "value": [1]}}, {}),
-        ({"t": {"kind": "plain"}}, {}),
-        ('{"t": {"kind": "plain", "value": NaN}}', {}),
-        ('{"t": {"kind": "plain", "value": 1e999}}', {}),
-        (f'{{"t": {{"kind": "plain", "value": 1{"0" * 400}}}}}', {}),
-        ({"t": {"kind": "plain", "value": "\ud800"}}, {}),
-        ({"t": {}}, ONE),
-        ({"t": {"kind": "tensor", "names": []}}, ONE),
-        ({"t": {"kind": "table"}}, ONE),
-        ({"t": "tensor"}, ONE),
-        ({"u": {"kind": "tensor"}}, ONE),
-        ({}, ONE),
-        ({"t": {"kind": "tensor"}, "u": {"kind": "tensor"}}, ONE),
-        ({"t": {"kind": "group", "names": ["a"]}}, ONE),
-        ({"t": {"kind": "group", "names": ["a", "a"]}}, {"t\x1fa": torch.ones(2)}),
-        ({"t": {"kind": "group", "names": [1]}}, {"t\x1f1": torch.ones(2)}),
-        ([["t", {"kind": "tensor"}]], ONE),
-        *((text, {}) for text in ("{", '"t"', "3", "null", "[" * 100_000)),
-        (changed(names=["images"]), PIXELS),
-        (changed(names=["labels", "images", "zca.matrix"]), {**PIXELS, "s\x1fzca.matrix": torch.eye(4)}),
-        (changed(names=["labels", "images", "more"]), {**PIXELS, "s\x1fmore": torch.eye(4)}),
-        (changed(mean=None), PIXELS),
-        (changed(mean=[True]), PIXELS),
-        (changed(mean=[]), PIXELS),
-        (changed(std=[0.0]), PIXELS),
-        (changed(num_classes=1), PIXELS),
-        (changed(num_classes=2.0), PIXELS),
-        (changed(info=[1]), PIXELS),
-        (changed(measured=1), PIXELS),
-        (changed(more=1), PIXELS),
-        (changed(), {**PIXELS, "s\x1flabels": torch.tensor([0, -1])}),
-        (changed(), {**PIXELS, "s\x1fimages": torch.full((2, 1, 2, 2), torch.nan)}),
-        (changed(), {**PIXELS, "s\x1fimages": torch.zeros(2, 4)}),
-        *(({"t": {"kind": "tensor"}}, {"t": torch.ones(2).to(dtype)})
+        ({"t": {"kind": "plain", "value": None}}, {}, "t must be a tensor, a dict of tensors, .* got NoneType"),
+        ({"t": {"kind": "plain", "value": [1]}}, {}, "t must be a tensor, a dict of tensors, .* got list"),
+        ({"t": {"kind": "plain"}}, {}, FORM),
+        ('{"t": {"kind": "plain", "value": NaN}}', {}, "t must be finite, got nan"),
+        ('{"t": {"kind": "plain", "value": 1e999}}', {}, "t must be finite, got inf"),
+        (f'{{"t": {{"kind": "plain", "value": 1{"0" * 400}}}}}', {}, "t must fit in 64 bits"),
+        ({"t": {"kind": "plain", "value": "\ud800"}}, {}, "t must be Unicode text"),
+        ({"t": {}}, ONE, FORM),
+        ({"t": {"kind": "tensor", "names": []}}, ONE, FORM),
+        ({"t": {"kind": "table"}}, ONE, FORM),
+        ({"t": {"kind": ["tensor"]}}, ONE, FORM),
+        ({"t": "tensor"}, ONE, FORM),
+        ({"u": {"kind": "tensor"}}, ONE, "its tensor 'u' is missing"),
+        ({}, ONE, "its tensor 't' belongs to no entry"),
+        ({"t": {"kind": "tensor"}, "u": {"kind": "tensor"}}, ONE, "its tensor 'u' is missing"),
+        ({"t": {"kind": "group", "names": ["a"]}}, ONE, r"its tensor 't\x1fa' is missing"),
+        ({"t": {"kind": "group", "names": ["a", "a"]}}, {"t\x1fa": torch.ones(2)}, NAMES),
+        ({"t": {"kind": "group", "names": [1]}}, {"t\x1f1": torch.ones(2)}, NAMES),
+        ({"t": {"kind": "group", "names": "a"}}, {"t\x1fa": torch.ones(2)}, NAMES),
+        ([["t", {"kind": "tensor"}]], ONE, "its forms must be a map from keys"),
+        *((text, {}, "its forms must be a map from keys") for text in ('"t"', "3", "null")),
+        *((text, {}, "not a message: ") for text in ("{", "[" * 100_000)),
+        (changed(names=["images"]), PIXELS, "KeyError: 'labels'"),
+        (changed(names=[*SET["names"], "zca.matrix"]), {**PIXELS, "s\x1fzca.matrix": torch.eye(4)}, "'zca.center'"),
+        (changed(names=[*SET["names"], "more"]), {**PIXELS, "s\x1fmore": torch.eye(4)}, "parts ['more'] are unknown"),
+        (changed(mean=None), PIXELS, f"{INVALID}its mean must be a list of numbers"),
+        (changed(mean=[True]), PIXELS, f"{INVALID}its mean must be a list of numbers"),
+        (changed(std=["1"]), PIXELS, f"{INVALID}its std must be a list of numbers"),
+        (changed(mean=[]), PIXELS, f"{INVALID}ValueError"),
+        (changed(std=[0.0]), PIXELS, f"{INVALID}ValueError"),
+        (changed(num_classes=1), PIXELS, f"{INVALID}ValueError"),
+        (changed(num_classes=2.0), PIXELS, f"{INVALID}TypeError"),
+        (changed(num_classes=None), PIXELS, "s: num_classes must be a tensor, .* got NoneType"),
+        (changed(info=[1]), PIXELS, FLAGS),
+        (changed(measured=1), PIXELS, FLAGS),
+        (changed(given=None), PIXELS, FLAGS),
+        (changed(more=1), PIXELS, FORM.replace("t:", "s:")),
+        (changed(), {**PIXELS, "s\x1flabels": torch.tensor([0, -1])}, f"{INVALID}ValueError"),
+        (changed(), {**PIXELS, "s\x1fimages": torch.full((2, 1, 2, 2), torch.nan)}, f"{INVALID}ValueError"),
+        (changed(), {**PIXELS, "s\x1fimages": torch.zeros(2, 4)}, f"{INVALID}ValueError"),
+        *(({"t": {"kind": "tensor"}}, {"t": torch.ones(2).to(dtype)}, f"its tensor 't' has dtype {dtype}")
           for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.uint16, torch.uint64)),
     ],
 )  # fmt: skip
-def test_invalid_content_raises_value_error(forms: Any, tensors: dict[str, torch.Tensor]) -> None:
-    refused(lambda: decode(written(forms, tensors)), ValueError, r".")
+def test_invalid_content_raises_value_error(forms: Any, tensors: dict[str, torch.Tensor], said: str) -> None:
+    refused(lambda: decode(written(forms, tensors)), ValueError, re.escape(said).replace(r"\.\*", ".*"))
 
 
 def test_bytes_without_a_header_and_other_files_are_refused() -> None:

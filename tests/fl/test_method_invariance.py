@@ -8,23 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fl import ClientOptimizer, FedAvg, Filtered, Method
-from fl.addons import (
-    MOON,
-    SCAFFOLD,
-    VHL,
-    Anchors,
-    Condensed,
-    Ditto,
-    FedAvgM,
-    FedCOG,
-    FedDF,
-    FedGen,
-    FedNova,
-    FedProx,
-    FedSAM,
-    SharedPool,
-)
+from fl import ClientOptimizer, FedAvg, Filtered, Method, addons
+from fl.addons import MOON, SCAFFOLD, VHL, Anchors, Ditto, FedAvgM, FedCOG, FedDF, FedGen, FedNova, FedProx, FedSAM
 from fl.averaging.addon import AddOn
 from fl.study import outcome_hash
 from tests.fl.every_method import METHODS, play
@@ -53,7 +38,8 @@ TOGETHER: dict[str, list[AddOn]] = {
     "distillation": [FedDF(**OPTIONS["FedDF"]), FedAvgM(0.5)],
     "virtual set": [VHL(**NOISE, batch=5, layer="body.0"), Ditto(steps=1)],
     "condensed": [
-        Condensed(**OPTIONS["Condensed"]), Anchors(ipc=2, selected=(1, 3), steps=2, init="statistics"), SCAFFOLD()
+        addons.Condensed(**OPTIONS["Condensed"]),
+        Anchors(ipc=2, selected=(1, 3), steps=2, init="statistics"), SCAFFOLD(),
     ],
     "generated images": [
         FedCOG(
@@ -64,7 +50,7 @@ TOGETHER: dict[str, list[AddOn]] = {
 OTHERS: dict[str, Callable[[], Method]] = {
     "kept momentum": lambda: plain(Ditto(0.1), momentum=0.9, optimizer=ClientOptimizer(state="client")),
     "kept moments": lambda: plain(Ditto(0.1), optimizer=ClientOptimizer("adam", state="client")),
-    "pool without weights": lambda: plain(SharedPool(**{**OPTIONS["SharedPool"], "rate": 0.0}), FedProx(0.1)),
+    "pool without weights": lambda: plain(addons.SharedPool(**{**OPTIONS["SharedPool"], "rate": 0.0}), FedProx(0.1)),
     "filters": lambda: Filtered(plain(SCAFFOLD()), Scale(), Shift()),
     "own draw": lambda: Filtered(Tolerant(SCAFFOLD(), factory=normed, steps=2, batch=4), Choose()),
 }

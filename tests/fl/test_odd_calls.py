@@ -17,24 +17,7 @@ import fl.methods
 from distillkit import LabeledImages, Normalization
 from distillkit.privacy import Ledger
 from distillkit.rng import derive
-from fl import (
-    Classification,
-    ClientData,
-    ClientDP,
-    Entry,
-    FedAvg,
-    FedDM,
-    Filtered,
-    Keyring,
-    Message,
-    MultiLabel,
-    Real,
-    Registry,
-    RunFolder,
-    SecureSums,
-    history,
-    simulate,
-)
+from fl import ClientDP, FedAvg, Filtered, Keyring, Message, Registry, RunFolder, SecureSums, history, simulate
 from fl.addons import RobustMean
 from fl.aggregation import Aggregator
 from fl.averaging import Output
@@ -148,7 +131,7 @@ CALLS: dict[str, Call] = {
     "simulate": Call(
         simulate,
         lambda: {
-            "method": plain(), "clients": list(clients()), "rounds": 1, "test": data(), "task": Classification(3),
+            "method": plain(), "clients": list(clients()), "rounds": 1, "test": data(), "task": fl.Classification(3),
             "server_data": {"validation": data()}, "participation": 2, "evaluate": "drawn", "progress": False,
         },
         finished,
@@ -160,8 +143,8 @@ CALLS: dict[str, Call] = {
     "simulate rows": Call(
         simulate,
         lambda: {
-            "method": plain(), "clients": [with_label_rows(c) for c in clients()], "rounds": 1, "task": MultiLabel(3),
-            "test": with_label_rows(data()),
+            "method": plain(), "clients": [with_label_rows(c) for c in clients()], "rounds": 1,
+            "task": fl.MultiLabel(3), "test": with_label_rows(data()),
         },
         finished, skip=("participation", *TRIED),
     ),
@@ -192,8 +175,8 @@ CALLS: dict[str, Call] = {
     "Phase steps": Call(
         Phase, lambda: {"steps": 1}, lambda p: outcome_of_run(plain(phases=[p])), skip=("epochs", "train"),
     ),
-    "FedDM": Call(FedDM, lambda: {**FAST, "augment": siamese}, outcome_of_run),
-    "Real": Call(Real, lambda: dict(FAST), outcome_of_run),
+    "FedDM": Call(fl.FedDM, lambda: {**FAST, "augment": siamese}, outcome_of_run),
+    "Real": Call(fl.Real, lambda: dict(FAST), outcome_of_run),
     "FedProto": Call(FedProto, lambda: {"factory": Tiny, "batch": 4}, outcome_of_run),
     "PrivateFedDM": Call(
         PrivateFedDM,
@@ -256,11 +239,14 @@ CALLS: dict[str, Call] = {
         filtered, lambda: {"method": plain(weights="uniform"), "one": ClientDP(1.0, 1.0, 1.0)}, outcome_of_run,
     ),
     "ClientData": Call(
-        ClientData, lambda: {"train": clients()[0], "test": data()}, lambda h: outcome_of_run(plain(), [*clients(), h]),
+        fl.ClientData, lambda: {"train": clients()[0], "test": data()},
+        lambda held: outcome_of_run(plain(), [*clients(), held]),
     ),
-    "Classification": Call(Classification, lambda: {"num_classes": 3}, lambda task: outcome_of_run(plain(), task=task)),
+    "Classification": Call(
+        fl.Classification, lambda: {"num_classes": 3}, lambda task: outcome_of_run(plain(), task=task),
+    ),
     "MultiLabel": Call(
-        MultiLabel, lambda: {"num_classes": 3},
+        fl.MultiLabel, lambda: {"num_classes": 3},
         lambda task: finished(simulate(plain(), [with_label_rows(c) for c in clients()], rounds=1, task=task)),
     ),
     "RunFolder": Call(RunFolder, lambda: {"path": "run", "transcript": True, "notes": {"a": 1}}),
@@ -271,7 +257,7 @@ CALLS: dict[str, Call] = {
         lambda **given: list(shuffled_indices(**given)),
         lambda: {"count": 5, "batch": 2, "generator": derive(0), "epochs": 1, "steps": 3},
     ),
-    "Entry": Call(Entry, lambda: {"rule": "mean"}),
+    "Entry": Call(fl.Entry, lambda: {"rule": "mean"}),
     "Message": Call(message, lambda: {"values": {FedAvg.update: {"w": torch.zeros(2)}}}),
 }  # fmt: skip
 

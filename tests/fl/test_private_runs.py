@@ -7,6 +7,7 @@ import logging
 import signal
 import subprocess
 import sys
+from collections import UserList
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import fl
 from distillkit import LabeledImages
 from distillkit.normalization import Normalization
 from distillkit.privacy import BudgetExhausted, Event, Ledger, PrivacyError, PrivateStatistics, compose
 from distillkit.privacy._journal import Journal
 from distillkit.privacy.validation._arguments import NEW_LEDGER_REMARK
 from distillkit.rng import derive
-from fl import (
-    CheckpointError,
-    Classification,
-    Client,
-    ClientData,
-    ClientDP,
-    Entry,
-    FedAvg,
-    Filtered,
-    Message,
-    Method,
-    NoUsableReply,
-    Run,
-    Server,
-    simulate,
-)
+from fl import CheckpointError, Client, Entry, FedAvg, Filtered, Message, Method, NoUsableReply, Server, simulate
 from fl.addons import DPSGD
 from fl.aggregation import EntrySpec, Schema
 from fl.engine._client_runtime import FAILED_PRIVATELY
@@ -72,6 +59,12 @@ class NoisySum(Method):
     def expect(self, server: Server, client: int) -> Schema:
         return {self.total.key: EntrySpec(server.state[self.total])}
 
+    def send_exchange(self, server: Server, verb: str, client: int) -> Message:
+        return self.send(server, client)
+
+    def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
+        return self.expect(server, client)
+
     def local(self, client: Client, message: Message) -> Message:
         client.spend("pixel_sum", SIGMA)
         if self.fatal == (client.round, client.id):
@@ -83,6 +76,9 @@ class NoisySum(Method):
         server.state[self.total] = replies[self.total]
 
 
+PEAK = float(images(6, seed=2).images.max())
+
+
 def empty_client() -> LabeledImages:
     return images(1, seed=9)[torch.zeros(0, dtype=torch.int64)]
 
@@ -91,7 +87,7 @@ def client_data() -> list[LabeledImages]:
     return [images(4, seed=1), images(6, seed=2), empty_client()]
 
 
-def play(rounds: int = 3, method: Method | None = None, **how: Any) -> Run:
+def play(rounds: int = 3, method: Method | None = None, **how: Any) -> fl.Run:
     return simulate(method or NoisySum(), client_data(), rounds=rounds, progress=False, **how)
 
 
@@ -113,41 +109,19 @@ def charged_rounds(ledger: Ledger) -> dict[Any, list[int]]:
 def test_reply_without_a_charge_ends_the_guarantee(charged: dict[int, int], verb: str) -> None:
     """Each client charges in its first rounds only; in another exchange than the training, for each of the two."""
 
-    class Trusted(NoisySum):
-        def local(self, client: Client, message: Message) -> Message:
-            if client.round <= charged.get(client.id, 0) or verb != "local":
-                client.spend("pixel_sum", SIGMA)
+    def spending(function: str) -> Any:
+        def work(self: NoisySum, client: Client, message: Message) -> Message:
+            if verb != function or client.round <= charged.get(client.id, -1):
+                client.spend(function, SIGMA)
             client.notes["exact"] = len(client.data)
             return Message({self.total: message[self.total]})
 
-    class Twice(Trusted):
-        exchanges = ("first", "local") if verb == "first" else ("local", "last")
+        return work
 
-        def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-            return self.send(server, client)
-
-        def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-            return self.expect(server, client)
-
-        def first(self, client: Client, message: Message) -> Message:
-            if client.round <= charged.get(client.id, 0):
-                client.spend("first", SIGMA)
-            return Message({self.total: message[self.total]})
-
-        last = first
-
-    class Asking(Trusted):
-        has_query = True
-
-        def expect_answer(self, server: Server, client: int) -> Schema:
-            return self.expect(server, client)
-
-        def answer(self, client: Client, message: Message) -> Message:
-            if client.id in charged:
-                client.spend("question", SIGMA)
-            return Message({self.total: message[self.total]})
-
-    method = {"local": Trusted, "answer": Asking}.get(verb, Twice)()
+    body = {name: spending(name) for name in ("local", "answer", "first", "last")}
+    body["exchanges"] = {"first": ("first", "local"), "last": ("local", "last")}.get(verb, ("local",))
+    body |= {"has_query": verb == "answer", "expect_answer": NoisySum.expect}
+    method = type("Trusted", (NoisySum,), body)()
     last = play(2, method).rows[-1]
     enough = len(charged) == 3 and (verb == "answer" or min(charged.values()) == 9)
     assert (last["epsilon"] is not None) == enough
@@ -187,12 +161,6 @@ class ChargesOnce(Unpaid):
     exchanges = ("first", "local")
     first = Unpaid.local
 
-    def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        return self.send(server, client)
-
-    def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        return self.expect(server, client)
-
     def receive(self, server: Server, replies: Any) -> None:
         assert server.ledger is not None
         server.ledger.spend(Event("sum", SIGMA))
@@ -227,6 +195,19 @@ def test_reply_without_a_charge_ends_the_guarantee_however_the_round_ends(method
     with suppress(NoUsableReply):
         play(1, method, ledger=ledger)
     assert "was not charged (" in ledger.guarantee().reason
+
+
+def test_client_that_fails_before_its_reply_is_not_uncharged() -> None:
+    class Stops(ChargesOnce):
+        first, receive = NoisySum.local, NoisySum.receive
+
+        def local(self, client: Client, message: Message) -> Message:
+            if client.id == 1:
+                raise RuntimeError("gone")
+            return NoisySum.local(self, client, message)
+
+    for row in play(2, Stops()).rows:
+        assert (row["failed"], row["epsilon"] is not None) == ({"1": FAILED_PRIVATELY}, True)
 
 
 def test_exchange_of_a_filter_gets_no_memory_of_a_private_method() -> None:
@@ -289,7 +270,7 @@ def test_private_clients_are_evaluated_only_on_request() -> None:
 
         tested = Entry[Any]("sum")
 
-    held = [ClientData(h, images(3, seed=7)) for h in client_data()]
+    held = [fl.ClientData(h, images(3, seed=7)) for h in client_data()]
     rows = [simulate(Tested(), held, rounds=1, progress=False, evaluate=who).rows[0] for who in (None, "drawn", [1])]
     assert ["accuracy_clients" in row for row in rows] == [False, True, True]
     assert [EXACT_TESTS in row["privacy"].get("remarks", ()) for row in rows] == [False, True, True]
@@ -371,6 +352,9 @@ def test_words_of_a_private_failure_stay_on_the_client(error: type[Exception], m
     """Type and message of an error may tell a record. The failed reply is charged."""
 
     class Telling(NoisySum):
+        def send(self, server: Server, client: int) -> Message:
+            return Message({self.total: [1]}) if client == 2 else super().send(server, client)
+
         def local(self, client: Client, message: Message) -> Message:
             reply = super().local(client, message)
             if client.id == 1:
@@ -383,9 +367,13 @@ def test_words_of_a_private_failure_stay_on_the_client(error: type[Exception], m
     )
     ledger = Ledger(delta=DELTA)
     run = play(rounds=1, method=Telling(), ledger=ledger)
-    assert run.rows[0]["failed"] == {"1": FAILED_PRIVATELY}
+    sent, failed = (
+        "got no request, because the server's send raised TypeError: NoisySum.total must",
+        run.rows[0]["failed"],
+    )
+    assert (failed["1"], failed["2"][: len(sent)], len(failed)) == (FAILED_PRIVATELY, sent, 2)
     assert charged_rounds(ledger)[1] == [1]
-    assert "pixel out of range" in logged[0]
+    assert [line.split(" (line")[0] for line in logged] == [f"raised {error.__name__}: pixel out of range: {PEAK}"]
 
 
 def test_noise_is_from_the_system_unless_seeded_without_guarantee(tmp_path: Path) -> None:
@@ -449,26 +437,11 @@ def test_secret_draw_is_not_in_the_history_and_may_be_empty() -> None:
     assert [(row["drawn"], row["bytes_by_client"]) for row in run.rows] == [(None, None)] * 3
 
 
-class Lazy:
-    """Clients created on access."""
-
-    def __init__(self, held: list[LabeledImages]) -> None:
-        self.held = held
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    def __getitem__(self, number: int) -> LabeledImages:
-        if number >= len(self.held):
-            raise IndexError
-        return self.held[number]
-
-
 def test_class_count_measured_on_labels_is_refused_before_any_charge() -> None:
     told = client_data()
     derived = LabeledImages(told[1].images, told[1].labels)
     ledger = Ledger(delta=DELTA)
-    for held in ([derived, derived[:5]], (ClientData(derived),), Lazy([derived, told[0]])):
+    for held in ([derived, derived[:5]], (fl.ClientData(derived),), UserList([derived, told[0]])):
         with pytest.raises(PrivacyError, match=r"num_classes must be given.*data\.replace\(num_classes=K\)"):
             simulate(NoisySum(), held, rounds=1, progress=False, ledger=ledger)  # type: ignore[arg-type]
     made = told[1].replace(info={"derived": "herding"})
@@ -477,16 +450,16 @@ def test_class_count_measured_on_labels_is_refused_before_any_charge() -> None:
     ):
         simulate(NoisySum(), [told[0], made], rounds=1, progress=False, ledger=ledger)
     assert ledger.events == ()
-    late = Lazy([told[0], made])
+    late = UserList([told[0], made])
     with pytest.warns(UserWarning, match="client 1 failed in every round"):
         simulate(NoisySum(), late, rounds=1, progress=False, ledger=ledger)  # type: ignore[arg-type]
     assert {event.client for event in ledger.events} == {"0"}
     simulate(FedAvg(factory=Tiny), [derived, derived[:5]], rounds=1, progress=False)
-    simulate(NoisySum(), [derived, derived[:5]], rounds=1, progress=False, task=Classification(3))
+    simulate(NoisySum(), [derived, derived[:5]], rounds=1, progress=False, task=fl.Classification(3))
 
 
 RECORDS = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=4), factory=Tiny, weights="uniform", steps=1)
-WHOLE = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(1.0, 0.5, clip=0.1))
+WHOLE = Filtered(FedAvg(factory=Tiny, weights="uniform"), fl.ClientDP(1.0, 0.5, clip=0.1))
 
 
 SETS = PrivateFedDM(

@@ -7,13 +7,12 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, Mock, call
+from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
@@ -36,30 +35,9 @@ def play(method: Any = None, **options: Any) -> Run:
     return simulate(method, held, **{"rounds": 7, "test": images(30, 77), "progress": False, **options})
 
 
-class Tags(HTMLParser):
-    """Parser that collects tags and text of HTML and checks that all tags are closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.text = ""
-        self.feed(text)
-        assert not self.open, self.open
-
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        self.seen.append(tag)
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.seen.append(tag)
-        if tag not in ("br", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data + " "
+def parsed(html: str) -> ElementTree.Element:
+    """Parse HTML, all of whose tags but that of a picture must be closed."""
+    return ElementTree.fromstring(re.sub("(<img[^>]*)>", r"\1/>", html))
 
 
 def test_repr_of_a_run_is_one_line() -> None:
@@ -94,7 +72,7 @@ def test_repr_without_evaluation_or_rounds_omits_unknown_values() -> None:
     assert "<img" not in run._repr_html_()
     empty = Run([], run.server, {}, run.method)
     assert repr(empty) == "Run(0 rounds of FedAvg(FedProx), 5 clients)"
-    assert Tags(empty._repr_html_()).seen.count("table") == 0
+    assert not list(parsed(empty._repr_html_()).iter("table"))
 
 
 def test_long_server_loop_stops_with_the_run() -> None:
@@ -109,15 +87,24 @@ def test_long_server_loop_stops_with_the_run() -> None:
 def test_notebook_shows_curve_and_last_rows() -> None:
     run = play()
     html = run._repr_html_()
-    found = Tags(html)
-    assert found.seen.count("tr") == 6
+    assert len(list(parsed(html).iter("tr"))) == 6
     accuracies = [100 * row["accuracy"] for row in run.rows]
     (label, picture) = re.findall(r'<img alt="([^"]*)" width="360" src="data:image/png;base64,([^"]*)">', html)[0]
     assert label == f"accuracy, {min(accuracies):.1f} to {max(accuracies):.1f} %, rounds 1 to 7"
     assert Image.open(io.BytesIO(base64.b64decode(picture))).width > 360
-    assert f"{run.rows[-1]['accuracy']:.1%}" in found.text
-    single = Tags(play(rounds=1)._repr_html_())
-    assert ("img" in single.seen, "table" in single.seen) == (False, True)
+    base = {"bytes_up": 2e6, "bytes_down": 34e5, "failed": {"1": "x", "2": "y"}, "seconds": 1.26, "epsilon": None}
+    shown = [{**base, "round": 1, "accuracy": 0.0, "loss": 1.2345, "drawn": None}]
+    shown.append({**base, "round": 2, "accuracy": None, "loss": None, "drawn": [0, 4, 7]})
+    text = " ".join(parsed(replace(run, rows=shown)._repr_html_()).itertext())
+    assert (
+        text.split("Run(")[1].split()
+        == (
+            f"2 rounds of {run.method}, 5 clients, 4 replies left out) "
+            "round accuracy loss MB up MB down clients failed seconds 1 0.0% 1.234 2.00 3.40 2 1.3 2 2.00 3.40 3 2 1.3"
+        ).split()
+    )
+    single = parsed(play(rounds=1)._repr_html_())
+    assert [len(list(single.iter(tag))) for tag in ("img", "table")] == [0, 1]
 
 
 def test_names_are_escaped_in_html() -> None:
@@ -146,23 +133,14 @@ def test_rows_of_a_table_may_lack_columns_of_others() -> None:
     found = history.table([{"round": 1, "failed": {"3": "why"}}, {"round": 2, "new": {"a": {"b": 2}}}])
     assert found == [{"round": 1, "failed": 1, "new.a.b": None}, {"round": 2, "failed": None, "new.a.b": 2}]
     assert history.table([]) == []
-    told = {"round": 1, "empty": [2], "failed": {"5": "b", "3": "a"}, "failed_after": {"deal": {"4": "d", "2": "c"}}}
-    assert history.table([told]) == [{"round": 1, "empty": 1, "failed": 2, "failed_after.deal": 2}]
-    hidden = history.masked(told)
-    assert hidden["failed"] == {"#1": "a", "#2": "b"}
-    assert hidden["failed_after"] == {"deal": {"#1": "c", "#2": "d"}}
 
 
 def test_bytes_of_tests_are_those_of_all_tested_clients() -> None:
     parts = [ClientData(data, images(6, seed=k)) for k, data in enumerate(federation())]
-    for evaluate, tested in (("all", 5), ("drawn", 2), ([4], 1)):
+    for evaluate, tested in (("all", 5), ("drawn", 2), ([4], 1), ("none", 0)):
         [row] = simulate(FedAvg(factory=Tiny), parts, rounds=1, participation=2, evaluate=evaluate, progress=False).rows
-        assert row["bytes_up_evaluation"] == tested * 8 * (3 + 3 * 3)
-        assert row["bytes_down_evaluation"] == tested * row["down"]["FedAvg.model"] / 2
-        assert row["accuracy_clients"]["clients"] == tested
-        assert set(row["accuracy_clients"]) == {"mean", "std", "worst10", "clients"}
-    [row] = simulate(FedAvg(factory=Tiny), parts, rounds=1, evaluate="none", progress=False).rows
-    assert not {"bytes_up_evaluation", "accuracy_clients"} & set(row)
+        assert row.get("bytes_up_evaluation", 0) == tested * 8 * (3 + 3 * 3)
+        assert ("bytes_down_evaluation" in row) == ("accuracy_clients" in row) == (tested > 0)
 
 
 def test_notes_of_an_add_on_replace_no_column() -> None:
@@ -180,31 +158,19 @@ def test_notes_of_an_add_on_replace_no_column() -> None:
 
 @pytest.mark.parametrize("private", [False, True])
 def test_progress_bar_counts_rounds_and_clients(private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    class Bar:
-        def update(self, n: float = 1) -> None:
-            seen.append(n)
-
-        def set_postfix_str(self, words: str, refresh: bool = True) -> None:
-            seen.append(words)
-
-    @contextmanager
-    def bar(total: int, what: str, **options: Any) -> Iterator[Bar]:
-        seen.append((total, options))
-        yield Bar()
-
-    monkeypatch.setattr(sys.modules["fl.engine._runner"], "bar", bar)
+    monkeypatch.setattr("fl.engine._runner.bar", bar := MagicMock())
+    shown = bar.return_value.__enter__.return_value
     method: Any = FedAvg(factory=Tiny, weights="uniform")
     method = Filtered(method, ClientDP(2.0, 1.0, 1.0)) if private else method
     run = play(method, rounds=1, out=tmp_path, progress=True)
     clients = [] if private else [f"client {k} of 5" for k in range(1, 6)]
-    accuracy = f"accuracy {100 * run.rows[0]['accuracy']:.1f} %"
-    assert seen == [(1, {"unit": "round", "progress": True, "done": 0}), *clients, accuracy, 1]
-    seen.clear()
+    texts = [*clients, f"accuracy {100 * run.rows[0]['accuracy']:.1f} %"]
+    assert shown.mock_calls == [*map(call.set_postfix_str, texts), call.update()]
     play(method, rounds=3, out=tmp_path, resume=True)
-    assert seen[0] == (3, {"unit": "round", "progress": False, "done": 1})
-    assert seen.count(1) == 2
+    assert [(*c.args, c.kwargs) for c in bar.call_args_list] == [
+        (total, "simulate", {"unit": "round", "progress": done == 0, "done": done}) for total, done in ((1, 0), (3, 1))
+    ]
+    assert shown.update.call_count == 3
 
 
 def page_code(logger: str, use: str) -> dict[str, Any]:
@@ -219,44 +185,31 @@ def page_code(logger: str, use: str) -> dict[str, Any]:
     return place
 
 
-class Logger:
-    """Fake of `wandb`, `mlflow` and `torch.utils.tensorboard`."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, float, int]] = []
-
-    def init(self, *, project: str) -> Any:
-        return SimpleNamespace(log=self.log_metrics)
-
-    def log_metrics(self, numbers: dict[str, float], step: int) -> None:
-        self.seen += [(name, value, step) for name, value in numbers.items()]
-
-    def SummaryWriter(self, folder: str) -> Any:
-        return SimpleNamespace(add_scalar=lambda *one: self.seen.append(one))
-
-
 @pytest.mark.parametrize("module", ["torch.utils.tensorboard", "wandb", "mlflow"])
 def test_page_code_for_a_logger_gets_rounds_and_steps(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    logger = Logger()
+    seen: list[tuple[str, float, int]] = []
+    log = Mock(side_effect=lambda numbers, step: seen.extend((name, value, step) for name, value in numbers.items()))
+    writer = SimpleNamespace(add_scalar=lambda *one: seen.append(one))
+    wandb = SimpleNamespace(log=log)
+    logger = SimpleNamespace(log_metrics=log, init=lambda project: wandb, SummaryWriter=lambda folder: writer)
     monkeypatch.setitem(sys.modules, module, logger)  # type: ignore[arg-type]
     rows = page_code(module, "on_round=")["run"].rows
-    assert [(v, step) for name, v, step in logger.seen if name == "accuracy"] == [
+    assert [(v, step) for name, v, step in seen if name == "accuracy"] == [
         (row["accuracy"], row["round"]) for row in rows
     ]
-    assert ("up.FedAvg.update", rows[0]["up"]["FedAvg.update"], 1) in logger.seen
-    assert all(isinstance(value, int | float) for _, value, _ in logger.seen)
-    logger.seen.clear()
+    assert ("up.FedAvg.update", rows[0]["up"]["FedAvg.update"], 1) in seen
+    assert all(isinstance(value, int | float) for _, value, _ in seen)
+    seen.clear()
     page_code(module, "callback=")
-    assert [(name, step) for name, _, step in logger.seen] == [("loss", 1), ("loss", 2), ("loss", 3)]
+    assert [(name, step) for name, _, step in seen] == [("loss", 1), ("loss", 2), ("loss", 3)]
 
 
 def test_row_of_a_secret_draw_names_no_client() -> None:
-    reasons = {"7": "reason"}
-    row = {
-        "round": 1, "drawn": [7, 8], "empty": [8], "bytes_by_client": {"7": [1, 2]}, "noted": {"steps": 7.0},
-        "failed": reasons, "failed_evaluation": reasons, "failed_after": {"late": reasons}, "dominant": reasons,
-    }  # fmt: skip
-    hidden = history.masked(row)
-    assert not {"7", "8"} & set(re.findall(r"[0-9]+", str(hidden)))
-    assert str(hidden).count("reason") == 4
-    assert history.table([row])[0]["dominant"] == history.table([row])[0]["failed"] == 1
+    reasons, numbered, named = {"7": "b", "3": "a"}, {"#1": "a", "#2": "b"}, ("failed", "failed_evaluation", "dominant")
+    row = {"round": 1, "drawn": [7, 8], "empty": [8], "bytes_by_client": {"7": [1, 2]}, "noted": {"steps": 7.0}}
+    row |= dict.fromkeys(named, reasons) | {"failed_after": {"late": reasons}}
+    hidden = {"round": 1, "drawn": None, "empty": [None], "bytes_by_client": None, "noted": None}
+    assert history.masked(row) == hidden | dict.fromkeys(named, numbered) | {"failed_after": {"late": numbered}}
+    assert history.masked({"empty": []}) == {"drawn": None, "bytes_by_client": None, "empty": []}
+    counts = {"drawn": 2, "empty": 1, "bytes_by_client": 1, "noted.steps": 7.0, "failed_after.late": 2}
+    assert history.table([row]) == [{"round": 1, **counts, **dict.fromkeys(named, 2)}]

@@ -14,26 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fl
 from attacks import transcript
 from distillkit.privacy import Ledger, PrivacyError
-from fl import (
-    Client,
-    ClientData,
-    ClientDP,
-    Entry,
-    FedAvg,
-    Filter,
-    Filtered,
-    Keyring,
-    Message,
-    Method,
-    NoUsableReply,
-    Registry,
-    Run,
-    RunFolder,
-    SecureSums,
-    simulate,
-)
+from fl import Client, ClientDP, Entry, FedAvg, Filtered, Keyring, Message, Method, NoUsableReply, Run, SecureSums
 from fl.addons import MOON, SCAFFOLD, Anchors, FedCOG, SharedImage
 from fl.aggregation import AggregatedReplies, Aggregator, EntrySpec, Schema, check_reply
 from fl.methods import SummedFedDM
@@ -61,12 +45,12 @@ def sealed(method: Method, ring: Keyring, kind: type[SecureSums] = SecureSums, *
     return Filtered(method, kind(ring.registry(4), bounds=bounds, **{"threshold": 3, "keyring": ring, **options}))
 
 
-def client_data() -> list[ClientData]:
-    return [ClientData(data, images(6, seed=20 + k)) for k, data in enumerate(federation()[:4])]
+def client_data() -> list[fl.ClientData]:
+    return [fl.ClientData(data, images(6, seed=20 + k)) for k, data in enumerate(federation()[:4])]
 
 
 def play(method: Method, **how: Any) -> Run:
-    return simulate(method, client_data(), test=images(30, 99), progress=False, **{"rounds": 2, **how})
+    return fl.simulate(method, client_data(), test=images(30, 99), progress=False, **{"rounds": 2, **how})
 
 
 def max_difference(one: Run, other: Run) -> float:
@@ -156,7 +140,7 @@ def each(one: Any, other: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor
 
 
 def test_possible_overflow_is_refused_when_built() -> None:
-    crowd = Registry({k: k.to_bytes(32, "big").hex() for k in range(2048)})
+    crowd = fl.Registry({k: k.to_bytes(32, "big").hex() for k in range(2048)})
     with pytest.raises(ValueError, match="bits=52 is too large: a sum over 2048 clients could overflow 64 bits"):
         SecureSums(crowd, threshold=1500, bits=52)
     SecureSums(crowd, threshold=1500, bits=51)
@@ -355,7 +339,7 @@ def test_transcript_reveals_no_single_clients_values(
 
     monkeypatch.setattr(ReplyLayout, "encode", watched)
     method = sealed(FedAvg(SCAFFOLD(), **FAST), ring, bounds={SCAFFOLD.drift: 40.0})
-    play(method, out=RunFolder(tmp_path / "run", transcript=True))
+    play(method, out=fl.RunFolder(tmp_path / "run", transcript=True))
     seen = list(transcript.read_transcript(tmp_path / "run"))
     ups = [m for m in seen if m.direction == "up"]
     assert {m.exchange for m in seen} == {"announce", "deal", "local", "assent", "disclose"}
@@ -520,7 +504,7 @@ def test_methods_without_sums_are_refused_by_name(method: Method, said: str, rin
 
 
 @dataclass(frozen=True)
-class Doubling(Filter):
+class Doubling(fl.Filter):
     """A filter before secure sums, with its own entry."""
 
     extra = Entry[float]("sum")

@@ -161,9 +161,10 @@ def test_pending_memory_is_readable_but_unused_after_a_failed_or_killed_round(me
     memories.stage(4, "2-a", memory(2.0))
     assert memories.load(4, "1-a")[FedAvg.samples] == 1.0  # another request, which does not know of the pending one
     memories.stage(4, "2-b", memory(2.0))
+    memories.stage(6, "2-b", memory(2.0))
     assert client_data(memories, 4, "1-a", "2-a", "2-b") == ["1-a", "2-b"]
     memories.rollback()
-    assert client_data(memories, 4, "1-a", "2-b") == ["1-a"]
+    assert client_data(memories, 4, "1-a", "2-b") + client_data(memories, 6, "2-b") == ["1-a"]
     assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
     # Clients 4 and 7 reply in a killed attempt of round 2, but not in the committed one; 7 for the first time.
     memories.stage(4, "2-a", memory(2.0))
@@ -174,14 +175,6 @@ def test_pending_memory_is_readable_but_unused_after_a_failed_or_killed_round(me
     memories.stage(7, "2-a", memory(4.0))
     assert not len(memories.load(7, ""))
     assert client_data(memories, 7, "2-a") == []
-
-
-def test_lost_memory_differs_from_a_client_without_memory(memories: MemoryStore) -> None:
-    refused(lambda: memories.load(4, "1-a"), CheckpointError, "1-a")
-    memories.stage(4, "1-a", memory(1.0))
-    copy = memories.load(4, "1-a")
-    copy[FedAvg.samples] = 9.0
-    assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
 
 
 # What the server knows of clients: in the checkpoint, a line a round.

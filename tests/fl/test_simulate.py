@@ -132,23 +132,9 @@ def test_too_few_replies_end_the_run_and_keep_the_last_round(tmp_path: Path) -> 
     with pytest.raises(NoUsableReply, match=r"round 1: 2 usable replies, 3 are needed \(client 0 raised RuntimeError"):
         simulate(FedAvg(Faulty(), factory=Tiny), clients, rounds=1, min_replies=3, out=tmp_path, progress=False)
 
-    class Later(Faulty):
-        def after_training(self, local: Any, update: Any, reply: Any) -> None:
-            if local.round == 3:
-                raise RuntimeError("gone")
-
-    out = tmp_path / "later"
-    with pytest.raises(NoUsableReply, match="the state after round 2 is kept"):
-        simulate(FedAvg(Later(), factory=Tiny), clients, rounds=5, out=out, progress=False)
-    assert len(timeless(out)) == 2
-    assert Store(out).manifest()["round"] == 2  # type: ignore[index]
-
 
 def test_clients_without_images_are_empty_and_not_failed() -> None:
     nobody = LabeledImages(torch.empty(0, 1, 4, 4), torch.empty(0, dtype=torch.long), num_classes=3)
-    run = simulate(FedAvg(factory=Tiny), [images(9, 0), nobody], rounds=2, progress=False)
-    assert run.rows[0]["empty"] == [1]
-    assert run.rows[0]["failed"] == {}
     refused(lambda: simulate(FedAvg(factory=Tiny), [nobody] * 2, rounds=1), NoUsableReply, "no client had images")
 
 
@@ -161,25 +147,25 @@ def test_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
     assert run.accuracy_last == pytest.approx(float((net(test.images).argmax(1) == test.labels).float().mean()))
 
 
-@pytest.mark.parametrize("done", [0, 1])
-def test_transcript_contains_what_the_server_received(done: int, tmp_path: Path) -> None:
-    """Messages of a killed round, here the one after `done` rounds, are set aside when the round is repeated."""
+@pytest.mark.parametrize(("done", "number"), [(0, 0), (0, 1), (1, 2)])
+def test_transcript_contains_what_the_server_received(done: int, number: int, tmp_path: Path) -> None:
+    """Messages of a killed round, the one after `done` rounds or the query, are set aside when it is repeated."""
     from fl._codec import decode
 
-    out, killed = RunFolder(tmp_path, transcript=True), tmp_path / "transcript" / str(done + 1)
+    out, killed = RunFolder(tmp_path, transcript=True), tmp_path / "transcript" / str(number)
     if done:
         play("feddm", out, rounds=done)
     killed.mkdir(parents=True)
     (killed / "9-up.safetensors").write_bytes(b"of the killed round")
     run = play("feddm", out, rounds=2, resume=True)
-    assert [path.name for path in (killed.parent / f"{killed.name}.interrupted-1").iterdir()] == ["9-up.safetensors"]
+    assert [path.name for path in (killed.parent / f"{number}.interrupted-1").iterdir()] == ["9-up.safetensors"]
     for row in run.rows:
         folder = tmp_path / "transcript" / str(row["round"])
         drawn = {f"{client}-{way}.safetensors" for client in row["drawn"] for way in ("down", "up")}
         assert {path.name for path in folder.iterdir()} == drawn
         for client in row["drawn"]:
             reply, facts = decode((folder / f"{client}-up.safetensors").read_bytes())
-            assert facts["client"] == str(client)
+            assert facts == {"client": str(client), "round": folder.name}
             assert len(reply[FedDM.images]) > 0
             assert FedDM.model in decode((folder / f"{client}-down.safetensors").read_bytes())[0]
 
@@ -243,7 +229,6 @@ def test_history_without_a_run_is_emptied(tmp_path: Path) -> None:
 def test_folder_with_a_run_is_refused_without_resume_and_other_settings_by_name(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     refused(lambda: play("fedavg", tmp_path), ValueError, "holds a run already: pass resume=True")
-    refused(lambda: play("fedavg", tmp_path, seed=5, resume=True), CheckpointError, "seed: was 4, now 5")
     refused(lambda: play("feddm", tmp_path, resume=True), CheckpointError, "method: was .*fl:FedAvg.*, now .*fl:FedDM")
 
 
@@ -284,7 +269,9 @@ def test_full_disk_error_names_the_file_and_keeps_the_last_round(
         return real(self, data)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(CheckpointError, match=r"cannot write .*server\.3\.safetensors: No space left on device"):
+    with pytest.raises(
+        CheckpointError, match=r"^cannot write .*server\.3\.safetensors: No space left on device; the old file is kept$"
+    ):
         play("fedavg", out, rounds=3, resume=True)
     monkeypatch.undo()
     assert Store(out).manifest()["round"] == 2  # type: ignore[index]

@@ -64,6 +64,7 @@ def test_stored_run_equals_the_run_in_memory(source: Path, tmp_path: Path, monke
     for module in ("fl.method", "fl.engine._evaluation"):
         monkeypatch.setattr(f"{module}.evaluation_batch_size", lambda shape, device: 5)
     held, test = stored(source, tmp_path)
+    test = test[:11]  # the last of three parts has one image
     options: dict[str, Any] = {"rounds": 2, "participation": 0.5, "evaluate": "all", "progress": False}
     run = simulate(METHOD, held, test=test, workers=2, **options)
     other = simulate(METHOD, in_memory(held), test=test.read(), **options)

@@ -6,6 +6,7 @@ Wrong types and ranges of single arguments are tried in `test_odd_calls.py`.
 from __future__ import annotations
 
 import copy
+from collections import UserList
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fl import Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, Mu
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedGen, FedProx, FineTune, SharedImage
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
+from fl.engine._clients import ClientRegistry
 from fl.engine._run_options import _drawn_count
 from fl.method import require_single_label
 from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
@@ -173,7 +175,9 @@ def test_every_set_must_have_the_first_clients_space(kind: str, method: Any) -> 
         "test": {"test": odd},
         "server_data['validation']": {"server_data": {"validation": odd}},
     }
-    if kind not in ("classes", "labels"):  # a proxy set may be of other classes
+    if kind in ("classes", "labels"):  # a proxy set may be of other classes
+        assert play(method, server_data={"proxy": odd}).rows[0]["failed"] == {}
+    else:
         places["server_data['proxy']"] = {"server_data": {"proxy": odd}}
     for place, given in places.items():
         with pytest.raises(ValueError, match=error) as caught:
@@ -182,14 +186,7 @@ def test_every_set_must_have_the_first_clients_space(kind: str, method: Any) -> 
 
 
 def test_lazy_client_is_checked_when_drawn() -> None:
-    class Made:
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, number: int) -> LabeledImages:
-            return other(normalization=OTHER) if number == 1 else images(9, number)
-
-    row = play(clients=Made()).rows[0]
+    row = play(clients=UserList([images(9, 0), other(normalization=OTHER), images(9, 2)])).rows[0]
     assert list(row["failed"]) == ["1"]
     assert "clients[1] does not fit clients[0]: clients[0] and clients[1] have different" in row["failed"]["1"]
 
@@ -211,6 +208,7 @@ SEQUENCE = "clients must be a sequence of sets, one for each client, got "
         ({"on_round": lambda: None}, TypeError, r"on_round is called as on_round\(row\)"),
         ({"evaluate": [77]}, ValueError, r"from 0 to 4; got \[77\]"),
         ({"evaluate": []}, ValueError, r"got \[\]"),
+        ({"evaluate": [-1]}, ValueError, r"each once, from 0 to 4; got \[-1\]"),
         ({"participation": 9}, ValueError, "asks for 9 clients, but there are 5"),
         ({"clients": []}, ValueError, "at least one set"),
         ({"evaluate": [1, 1]}, ValueError, r"each once"),
@@ -540,6 +538,18 @@ def test_set_without_num_classes_gets_that_of_the_others() -> None:
     said = r"clients\[1\] does not fit clients\[0\]: .*class counts: 2 and 3"
     refused(lambda: play(clients=[few.replace(num_classes=2), full]), ValueError, said)
     assert play(clients=[few], test=few, task=Classification(4)).server.task == Classification(4)
+    assert all(
+        ClientRegistry([few, *others], classes).first.classes_given for others, classes in (((), 4), ((full,), None))
+    )
+    names = ("a", "b", "c")
+    found = list(ClientRegistry([few, few.replace(class_names=names[:2]), full.replace(class_names=names)]))
+    assert [(data.train.num_classes, data.train.class_names) for data in found] == [(3, names)] * 3
+    inferred = [LabeledImages(data.images, data.labels) for data in (few, full)]
+    assert [(d.train.num_classes, d.train.classes_given) for d in ClientRegistry(inferred)] == [(3, False)] * 2
+    turned = [few.replace(class_names=("b", "a")), full.replace(class_names=names)]
+    refused(
+        lambda: ClientRegistry(turned), ValueError, "the sets have the class 'a' in another order: a, b, c and b, a"
+    )
 
 
 SMALL = images(6, 3)

@@ -14,15 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from distillkit.privacy import (
-    ADD_OR_REMOVE_CLIENT,
-    BudgetExhausted,
-    Event,
-    Ledger,
-    PrivacyError,
-    compose,
-    train_private,
-)
+from distillkit import privacy
+from distillkit.privacy import BudgetExhausted, Event, Ledger, PrivacyError, compose, train_private
 from distillkit.privacy._child_ledger import child_state, ledger_lines, mirror_lines
 from fl import FedAvg, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
@@ -245,7 +238,7 @@ def test_malformed_ledger_lines_are_refused_together(wrong: dict[str, Any], tmp_
     with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
         mirror_lines(run, "a", 0, [(1, line()), (2, wrong)])
     assert not run.events
-    run.spend(Event("rounds", SIGMA, relation=ADD_OR_REMOVE_CLIENT))
+    run.spend(Event("rounds", SIGMA, relation=privacy.ADD_OR_REMOVE_CLIENT))
     mirror_lines(run, "a", 0, [(1, line())])
     assert "which one epsilon cannot cover" in run.guarantee(0).reason
 
