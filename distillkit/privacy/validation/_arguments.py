@@ -204,7 +204,8 @@ def open_account(ledger: Ledger | Account | None, delta: float) -> Account:
 
 def remark_start(ledger: Ledger, init: str | LabeledImages) -> None:
     """State in a ledger that a call starts from a set with a guarantee, for which another ledger may have paid."""
-    if isinstance(init, LabeledImages) and (epsilon := init.info.get("epsilon")) is not None:
+    epsilon = init.info.get("epsilon") if isinstance(init, LabeledImages) else None
+    if isinstance(epsilon, int | float):
         ledger.add_remark(
             f"a call started from a set of epsilon {epsilon:g}, which counts in addition unless this ledger was "
             "charged for it"
