@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from distillkit.condense import distribution_matching
+from distillkit import LabeledImages
+from distillkit.condense import distribution_matching, random_subset
 from distillkit.data import Split
 from distillkit.locking import InUse, locked
 from distillkit.networks.samplers import RandomNetworks
@@ -145,6 +147,8 @@ def test_a_worker_uses_the_images_of_each_task(tmp_path: Path) -> None:
         study.run(executor=Jobs(), **QUIET)
         counts = {one.name: len(one.load().test) / 100 for one in given}
         assert [r.line["accuracy_last"] for r in study.records()] == [counts[r.task] for r in study.records()]
+        found = {(r.line["task"], r.line["accuracy_last"]) for r in study.records()}
+        assert found == ({("made", 0.2), ("other", 0.3)} if folder == "a" else {("made", 0.3)})
         assert len(_SPLITS) == 1
     torch.set_num_threads(threads)
 
@@ -164,7 +168,9 @@ def test_run_that_was_claimed_before_its_worker_began_is_tried_again(tmp_path: P
 
 def test_run_that_is_lost_twice_is_named_and_all_others_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1, 2))
-    with pytest.raises(WorkerKilled, match=r"of made-a-1 were killed.*Error: the node of call 4 is gone") as lost:
+    with pytest.raises(
+        WorkerKilled, match=r"workers of made-a-1 were killed.*RuntimeError: the node of call 4 is gone"
+    ) as lost:
         study.run(executor=Jobs(1, 3), **QUIET)
     assert isinstance(lost.value.__cause__, RuntimeError)
     assert [record.line["run"] for record in study.records()] == ["made-a-0", "made-a-2"]
@@ -172,10 +178,14 @@ def test_run_that_is_lost_twice_is_named_and_all_others_finish(tmp_path: Path, m
     assert len(study.records()) == 3
 
     class Broken:
+        error: type[Exception] = BrokenProcessPool
+
         def submit(self, *_: Any) -> Any:
-            raise OSError("it ended")
+            raise self.error("it ended")
 
     other = Study(tmp_path / "other", task(), {"A": steps(tmp_path)}, seeds=(0, 1))
+    refused(lambda: other.run(executor=Broken(), **QUIET), WorkerKilled, "made-a-0, made-a-1 were .*it ended")
+    Broken.error = OSError
     refused(lambda: other.run(executor=Broken(), **QUIET), WorkerKilled, "made-a-0, made-a-1 were .*it ended")
     monkeypatch.setattr("distillkit.study._execution.PreparedRun.serialize", lambda *_: 1 / 0)
     refused(lambda: other.run(executor=Broken(), **QUIET), ZeroDivisionError, "division")
@@ -326,6 +336,10 @@ def test_interrupt_cancels_what_has_not_begun(tmp_path: Path) -> None:
     assert all(future.cancelled() for future in later)
 
 
+def dead() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_workers_end_with_their_pool() -> None:
     pool = worker_pool(1)
     pid = pool.submit(os.getpid).result()
@@ -334,15 +348,40 @@ def test_workers_end_with_their_pool() -> None:
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
+def test_killed_worker_of_a_pool_fails_only_its_call() -> None:
+    with worker_pool(2) as pool:
+        slow, broken = pool.submit(time.sleep, 1.0), pool.submit(dead)
+        assert isinstance(broken.exception(), BrokenProcessPool)
+        assert slow.exception() is None
+        pids = {pool.submit(os.getpid).result() for _ in range(4)}
+        assert os.getpid() not in pids
+        assert len(pids) <= 2
+
+
+def killed_once(real: LabeledImages, *, folder: str, generator: Any) -> LabeledImages:
+    if len(list(Path(folder).glob("killed-*"))) < 1:
+        (Path(folder) / f"killed-{os.getpid()}").touch()
+        dead()
+    return random_subset(real, ipc=1, generator=generator)
+
+
 def comparison(folder: Path, log: Path, kills: str) -> Study:
-    """Return a study of 16 runs; a worker is killed if `kills` names a run."""
+    """Return a study of 24 runs; a worker is killed twice if `kills` names a run."""
     log.mkdir(exist_ok=True)
+    short: dict[str, Any] = {"num_networks": 1, "protocol": Protocol(epochs=1)}
+    if not kills:
+        (log / "killed-never").touch()
     candidates: dict[str, Candidate] = {
         "DM": Condense(
             lambda factory, lr: partial(
                 distribution_matching, networks=RandomNetworks(factory), ipc=1, steps=2, lr=lr, batch_real=8
             ),
-            search=grid(lr=[0.1, 0.5]), num_networks=1, protocol=Protocol(epochs=1),
+            search=grid(lr=[0.1, 0.5]), **short,
+        ),
+        "fragile": Condense(
+            lambda factory, x: partial(killed_once, folder=str(log)), search=grid(x=[0, 1]),
+            **short,
         ),
         "steps": steps(log, kills=kills, search=grid(value=[1.0, 2.0])),
     }  # fmt: skip
@@ -357,6 +396,12 @@ def assert_continued(tmp_path: Path, study: Study) -> None:
     alone.run(**QUIET)
     assert lines(study) == lines(alone)
     assert str(study.table()) == str(alone.table())
+    assert [[r.line[k] for k in ("run", "accuracy_last")] for r in study.records()] == [
+        [r.line[k] for k in ("run", "accuracy_last")] for r in alone.records()
+    ]
+    assert {r.line["run"]: r.line.get("hash") for r in study.records()} == {
+        r.line["run"]: r.line.get("hash") for r in alone.records()
+    }
 
 
 @pytest.mark.slow
@@ -375,6 +420,7 @@ def test_dask_cluster_with_a_killed_worker_gives_the_same_table(tmp_path: Path) 
         distributed.Client(cluster) as client,
     ):
         study.run(executor=client.get_executor(), **QUIET)
+    assert len(list((tmp_path / "log").glob("killed-*"))) == 1
     assert_continued(tmp_path, study)
 
 

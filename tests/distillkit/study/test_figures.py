@@ -87,7 +87,7 @@ def test_images_are_of_the_first_seeds_set_one_panel_per_candidate(tmp_path: Pat
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: curves(RUNS, by="rounds"), "by must be one of .*, got 'rounds'"),
+        (lambda: curves(RUNS, by="rounds"), "by must be one of 'round', 'bytes'.*, got 'rounds'"),
         (lambda: curves(RUNS, task="x"), "task must be one of 'digits', got 'x'"),
         (lambda: pictures(RUNS, task="x"), "task must be one of 'digits', got 'x'"),
         (lambda: curves([record(0.5)]), "runs whose rounds have the column 'accuracy'; 'digits' has none"),

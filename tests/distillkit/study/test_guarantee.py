@@ -110,18 +110,23 @@ def test_a_record_may_belong_to_another_client_in_every_run() -> None:
 
 @pytest.mark.parametrize("last", [(1, "a"), (0, "b")])
 @pytest.mark.parametrize("relation", [ADD_OR_REMOVE_RECORD, ADD_OR_REMOVE_CLIENT])
-def test_clients_of_several_seeds_have_no_joint_epsilon(relation: str, last: tuple[int, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("plain", [True, False])
+def test_clients_of_several_seeds_have_no_joint_epsilon(
+    relation: str, last: tuple[int, str], plain: bool, tmp_path: Path
+) -> None:
     write_json(tmp_path / "other" / "config.json", {"seed": 0, "notes": {"validation": True}})  # not of a study
     for number, (seed, name) in enumerate(((0, "a"), (0, "a"), last)):
-        notes = {"task": {"with": {"data": 1, "name": name}}, "validation": number == 0}
+        notes = {"task": {"with": {"data": 1, "name": name}}, "validation": number == 0 and not plain}
         repeated = {"seed": 9, "notes": {**notes, "partition_seed": 0}}
-        config = {"seed": seed, "notes": notes} if number else repeated
+        config = {"seed": seed, "notes": notes} if number or plain else repeated
         write_json(tmp_path / str(number) / "config.json", config)
         Ledger(tmp_path / str(number) / "ledger.jsonl").spend(Event("m", SIGMA, relation=relation))
         total: Any = study_guarantee(tmp_path, "1")
         joint = DIVIDED.format(2) if number == 2 and "client" in relation else ""
         assert (total.reason, total.epsilon is None) == (joint, joint != "")
-        assert total.remarks[:2] == (f"the releases of {number + 1} runs together, tuning runs included", EXACT)
+        assert ["in 2 ways" in total.reason, total.epsilon is None] == 2 * [number == 2 and "client" in relation]
+        together = f"the releases of {number + 1} runs together"
+        assert total.remarks[:2] == ((together,) if plain else (f"{together}, tuning runs included", EXACT))
         assert total.nominal == pytest.approx(compose([(SIGMA, 1.0, number + 1)], 1e-5).epsilon)
 
 
@@ -129,12 +134,14 @@ def test_seeded_noise_and_mixed_relations_leave_no_guarantee() -> None:
     event = Event("m", SIGMA)
     seeded = of(replace(event, seeded=True))
     client = of(replace(event, relation=ADD_OR_REMOVE_CLIENT))
-    for ledgers in ([of(event), seeded], [seeded, client]):
-        total = total_guarantee(ledgers, divisions=2)
+    for ledgers, divisions in (([of(event), seeded], 1), ([of(event), seeded], 2), ([seeded, client], 2)):
+        total = total_guarantee(ledgers, divisions=divisions)
+        assert "seeded" in total.reason
         assert (total.epsilon, total.reason) == (None, seeded.guarantee().reason)
         assert total.nominal == pytest.approx(compose([(SIGMA, 1.0, 2)], 1e-5).epsilon)
-    mixed = total_guarantee([of(event), client], divisions=2)
-    assert (mixed.epsilon, "one epsilon cannot cover" in mixed.reason) == (None, True)
+    for divisions in (1, 2):
+        mixed = total_guarantee([of(event), client], divisions=divisions)
+        assert (mixed.epsilon, "one epsilon cannot cover" in mixed.reason) == (None, True)
 
 
 def test_joint_guarantee_states_what_it_covers_and_assumes() -> None:

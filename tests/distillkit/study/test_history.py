@@ -46,7 +46,11 @@ def test_best_mean_over_seeds_equals_the_release(curves: list[list[float]]) -> N
 
 def test_mismatched_histories_are_refused() -> None:
     for runs, got in (([], "none"), ([[]], "1 histories, the first of them empty")):
-        refused(lambda runs=runs: best_seed_mean(runs), ValueError, f"of at least one round, got {got}$")
+        refused(
+            lambda runs=runs: best_seed_mean(runs),
+            ValueError,
+            f"at least one history of at least one round, got {got}$",
+        )
     for row, error, said in (
         ({"round": 1, "accuracy": True}, TypeError, r"runs\[1\]\[0\]\['accuracy'\] must be a number or None, got True"),
         ({}, ValueError, r"runs\[1\]\[0\] must be a row of a history, but has no 'round'$"),
@@ -54,5 +58,7 @@ def test_mismatched_histories_are_refused() -> None:
         refused(lambda row=row: best_seed_mean([rows([0.1]), [row]]), error, said)
     refused(lambda: best_seed_mean([rows([0.1, 0.2]), rows([0.1])]), ValueError, r"runs\[1\] has 1, runs\[0\] 2")
     refused(lambda: best_seed_mean([rows([0.1, 0.2]), rows([0.1, 0.2, 0.3])[1:]]), ValueError, r"runs\[1\] has 2")
+    with pytest.raises(ValueError, match=r"runs\[1\] has no accuracy in round 2"):
+        best_seed_mean([rows([0.1, 0.2]), rows([0.1, None])])
     with pytest.raises(ValueError, match=r"runs\[1\] has no accuracy in round 2; pass"):
         best_seed_mean([rows([0.1, 0.2, 0.3]), rows([0.1, None, None])])

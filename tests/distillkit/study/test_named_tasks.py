@@ -18,6 +18,13 @@ from distillkit.study import TASK_NAMES, named_task
 from tests.refused import refused
 
 
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_every_task_is_rebuilt_from_its_json(name: str, tmp_path: Path) -> None:
+    task = named_task(name, root=tmp_path)
+    said = json.loads(json.dumps(to_config(task)))
+    assert to_config(from_config(said)) == said
+
+
 @pytest.mark.parametrize("name", sorted({*TASK_NAMES} - {"digits", "synthdigitslike"}))
 def test_every_task_names_what_is_missing(name: str, tmp_path: Path) -> None:
     refused(lambda: named_task(name, root=tmp_path).load(), (FileNotFoundError, ValueError), str(tmp_path))
@@ -68,6 +75,13 @@ def test_corrupted_images_are_allocated_as_in_fedlgd() -> None:
     for part in dealt.owners:
         assert len(domains[part].unique()) == 1
         assert bool((labels[part].bincount() >= 100).all())
+
+
+@pytest.mark.parametrize("name", ["tinyimagenet", "celeba", "leaf-celeba", "flair"])
+def test_large_data_are_read_from_disk(name: str, tmp_path: Path) -> None:
+    images = named_task(name, root=tmp_path).data
+    assert isinstance(images, partial)
+    assert get_type_hints(images.func)["return"] is StoredSplit
 
 
 def test_invalid_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

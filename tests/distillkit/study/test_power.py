@@ -18,6 +18,18 @@ PILOT = {10: 0.031, 11: 0.058, 12: -0.004, 13: 0.047, 14: 0.022}
 
 
 @pytest.mark.parametrize(
+    ("seeds", "effect", "level", "power"),
+    [
+        (50, 0.421637, 0.05, 0.832114),  # Cohen (1969) p. 48, as in the manual of G*Power 3.1
+        (60, 0.2, 0.10, 0.4555818),  # Cohen (1988) p. 47, as in R's pwr.t.test
+        (40, 8 / (16 * math.sqrt(2 * (1 - 0.6))), 0.05, 0.931525),  # Cohen (1988) p. 50, paired, as in R's pwr.t.test
+    ],
+)
+def test_power_has_published_values(seeds: int, effect: float, level: float, power: float) -> None:
+    assert power_of(seeds, effect, 1.0, level=level) == pytest.approx(power, abs=2e-6)
+
+
+@pytest.mark.parametrize(
     ("effect", "std", "seeds"),
     [
         (0.4, 1.0, 52),  # Brysbaert, "How many participants do we have to include", Journal of Cognition 2019
@@ -52,6 +64,18 @@ def test_power_is_the_integral_over_the_sample_deviation(seeds: int, exponent: f
 def test_number_of_seeds_is_the_smallest_that_suffices(ratio: float, power: float, level: float) -> None:
     slow = next(n for n in range(2, 50000) if power_of(n, ratio, 1.0, level=level) >= power)
     assert seeds_needed(ratio, 1.0, power=power, level=level) == slow
+
+
+@pytest.mark.slow
+def test_upper_limit_holds_the_true_deviation_in_eight_of_ten_pilots() -> None:
+    rng = np.random.default_rng(1)
+    for pairs in (5, 9):
+        pilots = [
+            PowerAnalysis(dict(enumerate(row)), 1.0, column="loss")
+            for row in rng.normal(0.3, 2.0, (1000, pairs)).tolist()
+        ]
+        share = np.mean([pilot.std_upper > 2.0 for pilot in pilots])
+        assert share == pytest.approx(0.8, abs=0.04)  # three standard deviations
 
 
 def test_pilot_runs_give_the_number_of_seeds() -> None:

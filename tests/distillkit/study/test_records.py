@@ -40,6 +40,15 @@ PLAN = {
 
 
 def test_order_is_the_studys_and_missing_runs_are_known(tmp_path: Path) -> None:
+    found = read_records(write(tmp_path / "planned", THREE, PLAN))
+    assert [(r.method, r.seed) for r in found] == [("Local", 0), ("FedAvg", 1), ("FedAvg", 0), ("DM", 0)]
+    assert len(found.missing) == 12 - 4
+    assert ("digits", "DM", 1) in found.missing
+    assert {(g.task, g.method): g.seeds for g in group_records(tmp_path / "planned")} == {
+        ("digits", "Local"): "1 of 2", ("digits", "FedAvg"): "2", ("digits", "DM"): "1 of 2",
+        **{("other", candidate): "0 of 2" for candidate in METHODS},
+    }  # fmt: skip
+    tmp_path /= "unplanned"
     found = read_records(write(tmp_path, [record(0.5, "A"), *THREE], PLAN))
     assert [(r.method, r.seed) for r in found] == [("Local", 0), ("FedAvg", 1), ("FedAvg", 0), ("DM", 0), ("A", 0)]
     assert len(found.missing) == 12 - 4
@@ -70,6 +79,7 @@ def test_folder_without_runs_is_refused_and_its_content_named(tmp_path: Path) ->
     refused(lambda: read_records(tmp_path), FileNotFoundError, r"no subfolder holds a summary\.json$")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "history.jsonl").touch()
+    refused(lambda: read_records(tmp_path), FileNotFoundError, "1 runs have begun")
     (tmp_path / "summary.json").touch()
     refused(lambda: read_records(tmp_path), FileNotFoundError, r"a summary\.json; 1 runs have begun, so run the s")
     refused(lambda: read_records(tmp_path / "nowhere"), FileNotFoundError, "nowhere does not exist")
@@ -106,6 +116,11 @@ def test_no_changed_byte_of_a_record_is_read(file: str, tmp_path: Path) -> None:
 
 def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> None:
     """Averaging would treat them as seeds."""
+    a, b = (record([0.1], split=split, run=split) for split in ("iid", "Dirichlet 0.1"))
+    with pytest.raises(RecordError, match=r"Dirichlet 0\.1 and .*iid both have .* differ in run, split"):
+        read_records(write(tmp_path / "splits", [b, a]))
+    refused(lambda: group_records([a, b]), RecordError, "and differ in run, split")
+    tmp_path /= "other"
     a, b = record([0.1], run="iid"), record([0.1], run="Dirichlet 0.1", split=0.1)
     with pytest.raises(RecordError, match=r"Dirichlet 0\.1 and .*iid both have .* differ in run\. Read"):
         read_records(write(tmp_path, [b, a]))
@@ -118,6 +133,8 @@ def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
+        ("summary.json", '{"run": "x"', r"digits-DM-0/summary\.json is damaged"),
+        ("summary.json", "\x80", r"digits-DM-0/summary\.json is damaged"),
         ("summary.json", "[]", r"summary\.json is damaged: it must hold an object, got list"),
         ("history.jsonl", '{"round": 1}\n{"rou', r"history\.jsonl is damaged: line 2"),
         ("history.jsonl", '{"round": 1}\n{"round": 3}\n', r"history\.jsonl is damaged: line 2 is of round 3, want 2"),
@@ -196,17 +213,22 @@ def test_file_of_records_gives_the_same_tables_as_the_folder(tmp_path: Path) -> 
     assert read_choice(path)[0] == []
 
 
-def test_file_of_records_contains_the_choices_of_its_studies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rules", [("last", "last"), ("last", "late")])
+def test_file_of_records_contains_the_choices_of_its_studies(rules: tuple[str, str], tmp_path: Path) -> None:
     studies = [write(tmp_path / name, [record([0.5], task=name)]) for name in ("a", "b")]
-    for k, (study, rule) in enumerate(zip(studies, ("last", "late"))):
+    for k, (study, rule) in enumerate(zip(studies, rules)):
         result = {"search": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
-        choice = {"rule": rule, "seeds": [8, 9 + k], "tasks": {study.name: {"A": result}}, "late_rounds": 1 + 2 * k}
-        write_json(study / "choice.json", choice, "choice")
+        choice = {"rule": rule, "tasks": {study.name: {"A": result}}, "late_rounds": 1 + 2 * k}
+        if rules == ("last", "last"):
+            write_json(study / "choice.json", {**choice, "format": "distillkit.choice/1", "seeds": [9]})
+        else:
+            write_json(study / "choice.json", {**choice, "seeds": [8, 9 + k]}, "choice")
     first = write_records(studies[0], tmp_path / "a.jsonl")
     path = write_records(read_records(first) + read_records(studies[1]), tmp_path / "both.jsonl")
     tuned, facts = read_choice(path)
     assert [(t.task, t.method, t.chosen) for t in tuned] == [("a", "A", 0), ("b", "A", 0)]
-    assert facts == {"rule": "last, late", "seeds": [8, 9, 10], "late_rounds": [1, 3]}
+    both = {"rule": "last", "seeds": [9]} if rules == ("last", "last") else {"rule": "last, late", "seeds": [8, 9, 10]}
+    assert facts == {**both, "late_rounds": [1, 3]}
     assert read_choice(first)[1]["late_rounds"] == 1
     write_records(Records([record(0.5)], choices=[{"format": "distillkit.choice/0"}]), path)
     refused(lambda: read_choice(path), RecordError, "both.jsonl has the format 'distillkit.choice/0'")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import re
+import signal
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,13 +38,17 @@ from distillkit.study import (
     Task,
     TuningResult,
     grid,
+    paired_differences,
     read_choice,
     read_records,
+    summary_table,
     tuning_table,
+    write_records,
 )  # fmt: skip
-from distillkit.study._execution import write_config
+from distillkit.study._execution import WorkerKilled, write_config
 from distillkit.study.condense_candidate import run_device, save_state
 from distillkit.training import Protocol
+from tests.distillkit.study.sample_records import search_sizes
 from tests.refused import refused
 
 
@@ -131,9 +137,10 @@ def test_all_candidates_compare_equally_many_configurations(tmp_path: Path) -> N
     assert ways_said["Low"]["search"][1]["score"] == pytest.approx(0.3 + 100.5 / 1e4)
 
 
-def test_study_resumes_after_an_interruption(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["A 0-5", "(A 0-5)"])
+def test_study_resumes_after_an_interruption(name: str, tmp_path: Path) -> None:
     def study(folder: str) -> Study:
-        candidates = {"A 0.5": known(search=grid(value=[1, 2])), "(A 0-5)": known(search=grid(value=[3, 4]))}
+        candidates = {"A 0.5": known(search=grid(value=[1, 2])), name: known(search=grid(value=[3, 4]))}
         return Study(tmp_path / folder, task(), candidates, seeds=(0, 1))
 
     whole = executed(study("whole"))
@@ -205,6 +212,8 @@ def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path)
     assert [(r.task, r.method, r.seed) for r in read_records(tmp_path)] == expected
     with pytest.raises(ValueError, match="different candidates with the names A"):
         executed(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
+    with pytest.raises(ValueError, match=r"different tasks with the names made \(rounds: was 10, now 3\)"):
+        executed(Study(tmp_path, task(rounds=3), candidates))
     changed = task(rounds=3, factory_options={"width": 8, "depth": 1, "norm": "none"})
     words = r"made \(factory_options.width: was 4, now 8; factory_options.norm: was null, now .none.; rounds: was 10"
     refused(lambda: executed(Study(tmp_path, changed, candidates)), ValueError, f"tasks with the names {words}")
@@ -384,19 +393,36 @@ TWO: dict[str, Any] = {"tasks": [task("one", own_tests=0.2), task("two"), task("
 OWNED = Owned(lambda factory, value: 0, search=grid(value=[1, 2]))
 OTHERS = {"B": known(), "C": known(like="B")}
 INVALID: list[tuple[dict[str, Any], str]] = [
+    (
+        {"candidates": {"A": known(search=grid(value=[1, 2])), "B": known()}},
+        "equally many configurations, for a fair comparison; got A 2, B 1. Use",
+    ),
     ({"candidates": {"A": OWNED, **OTHERS}}, "equally many configurations, for a fair comparison; got A 2, B 1. Use"),
     ({"candidates": {}}, "candidates must hold at least one"),
     ({"candidates": {"A b": known(), "a-b": known()}}, "differ in their letters and digits, got ['A b', 'a-b']"),
     ({"candidates": {"=": known()}}, "candidates must have names that differ in their letters and digits, got ['=']"),
     ({"candidates": {"A": known(like="B")}}, "candidates['A'].like must name a candidate without like, got 'B'"),
     ({"candidates": {**OTHERS, "D": known(like="C")}}, "'D'].like must name a candidate without like, got 'C'"),
-    ({"candidates": {"A": known(), "B": replace(known(like="A"), make=None)}}, "'B'] was read from a record"),
+    (
+        {"candidates": {"A": known(), "B": replace(known(like="A"), make=None)}},
+        "'B'] was read from a record and has no make",
+    ),
+    (
+        {"candidates": {"A": known(tasks=["two"])}},
+        "candidates['A'].tasks must be among the study's ['made'], got ['two']",
+    ),
+    ({"candidates": {"A": known(seeds=[7])}}, "candidates['A'].seeds must be among the study's [0, 1, 2], got [7]"),
     ({"candidates": {"A": known(tasks=["two", "made"])}}, "'A'].tasks must be among the study's ['made'], got ['two']"),
     ({"candidates": {"A": known(seeds=[0, 7])}}, "candidates['A'].seeds must be among the study's [0, 1, 2], got [7]"),
+    (
+        {"tasks": [task("one"), task("two")], "candidates": {"A": known(tasks=["one"]), "B": known(like="A")}},
+        "like='A' must run on all tasks of 'B', but not on ['two']",
+    ),
     (
         {**TWO, "candidates": {"A": known(tasks=["one"]), "B": known(like="A", tasks=["one", "two"])}},
         "candidates['B'].like='A' must run on all tasks of 'B', but not on ['two']",
     ),
+    ({"seeds": (100,), "tune_seeds": (100,)}, "tune_seeds and seeds must be disjoint, but both contain [100]"),
     ({"seeds": (9, 101, 100)}, "tune_seeds and seeds must be disjoint, but both contain [100, 101]"),
     ({"seeds": ()}, "seeds must hold at least one"),
     ({"tune_seeds": (7, 7)}, "tune_seeds must hold at least one seed, without duplicates; got [7, 7]"),
@@ -404,6 +430,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"tasks": [task(), task()]}, "tasks must hold at least one task, with different names; got ['made', 'made']"),
     ({"tune_on": task(rounds=3)}, "tune_on must have a name of its own or be one of tasks; got another 'made'"),
     ({"rule": "best"}, "rule must be one of"),
+    (
+        {"rule": "own", "candidates": {"A": OWNED}},
+        "rule='own' chooses by the clients' own test sets, but the task 'made' has none",
+    ),
     (
         {**TWO, "rule": "own", "candidates": {"A": replace(OWNED, tasks=["one", "three"])}},
         "rule='own' chooses by the clients' own test sets, but the task 'three' has none: set Task(own_tests=0.2), or "
@@ -431,7 +461,8 @@ def test_invalid_arguments_are_named(tmp_path: Path, options: dict[str, Any], er
 @pytest.mark.parametrize("rule", ["own", "late"])
 def test_a_rule_without_a_column_in_the_summaries_is_refused_at_once(tmp_path: Path, rule: Any) -> None:
     made = Condense(few(1), search=grid(lr=[0.1, 1.0]))
-    words = rf"for candidates\['A'\], because a Condense has no accuracy_{rule}: pass rule='last' to this candidate"
+    words = rf"rule='{rule}' cannot choose for candidates\['A'\], because a Condense has no accuracy_{rule}: "
+    words += "pass rule='last' to this candidate"
     refused(lambda: Study(tmp_path, task(own_tests=0.2), {"A": made}, rule=rule), ValueError, words)
     candidates = {"A": replace(made, rule="last"), "B": replace(made, search=[{}], like="A")}
     Study(tmp_path, task(own_tests=0.2), candidates, rule=rule)
@@ -529,10 +560,12 @@ def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypa
     candidate = Condense(lambda factory: made, num_networks=3, protocol=Protocol(epochs=50), threads=3)
     monkeypatch.setattr("distillkit.study.condense_candidate.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr("distillkit.study.condense_candidate.train", trained)
-    monkeypatch.setattr("distillkit.study.condense_candidate._TRIAL_TEST_IMAGES", 5)
     monkeypatch.setattr("distillkit.study.condense_candidate.accuracy", lambda _, test: takes(float(len(test)))())
-    with warnings.catch_warnings(action="error"):
-        assert Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).estimate().seconds == 7 + 3 * (51 * 2 + 20)
+    for tested in (500, 5):
+        monkeypatch.setattr("distillkit.study.condense_candidate._TRIAL_TEST_IMAGES", tested)
+        with warnings.catch_warnings(action="error"):
+            study = Study(tmp_path / f"of {tested}", task(), {"A": candidate}, seeds=(0,))
+            assert study.estimate().seconds == 7 + 3 * (51 * 2 + 20)
 
     def stepping(real: LabeledImages, *, steps: int, callback: Any, resume: Any) -> LabeledImages:
         for step in range(1, steps + 1):
@@ -544,6 +577,14 @@ def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypa
         stepped = replace(candidate, make=lambda factory, steps=steps: partial(stepping, steps=steps))
         found = Study(tmp_path / str(steps), task(), {"A": stepped}, seeds=(0,)).estimate().seconds
         assert found == 9 + 5 * (steps - 1) + 3 * (51 * 2 + 20)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_networks": 0}, {"threads": 0}, {"delta": 1.0}, {"protocol": Protocol}],
+    ids=["num_networks", "threads", "delta", "protocol"],
+)  # fmt: skip
+def test_evaluation_options_are_checked_before_the_set_is_made(wrong: dict[str, Any]) -> None:
+    refused(lambda: Condense(lambda factory: random_subset, **wrong), (TypeError, ValueError), next(iter(wrong)))
 
 
 def test_private_condenser_gets_a_ledger_and_reports_its_epsilon(tmp_path: Path) -> None:
@@ -693,6 +734,7 @@ def test_data_and_networks_are_on_the_runs_device(tmp_path: Path, monkeypatch: p
     assert torch.get_num_threads() == threads
     count = sum(p.numel() for p in where.task.network(split)(2).parameters())
     assert seen == [("meta", count)]
+    refused(lambda: replace(candidate, tested=3), TypeError, "tested")
     write_config(torch.ones(2), replace(where, device="cuda"))
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert config["device"] == "cuda"
@@ -708,6 +750,23 @@ def test_data_and_networks_are_on_the_runs_device(tmp_path: Path, monkeypatch: p
     images(3, 0).save(tmp_path / "set.safetensors")
     assert candidate.run(lambda real: real, there)["images"] == 3
     assert (devices.count("cuda"), devices[-1]) == (2 + 3, "cpu")  # the data and the stored set, and the hash
+
+
+def killed(real: LabeledImages, *, generator: Any) -> LabeledImages:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return real
+
+
+@pytest.mark.slow
+def test_killed_worker_is_the_named_failure_of_its_run(tmp_path: Path) -> None:
+    """All other runs finish, and those of the killed worker may be run again (defect B11)."""
+    options: dict[str, Any] = {"num_networks": 1, "protocol": Protocol(epochs=1)}
+    fine = Condense(lambda factory: partial(random_subset, ipc=1), **options)
+    study = Study(tmp_path, task(), {"fine": fine, "bad": Condense(lambda factory: killed, **options)}, seeds=(0, 1))
+    with pytest.raises(WorkerKilled, match=r"the workers of made-bad-0, made-bad-1 were killed") as caught:
+        study.run(processes=2, trial=False, progress=False)
+    assert "fine" not in str(caught.value)
+    assert sorted(record.line["run"] for record in study.records()) == ["made-fine-0", "made-fine-1"]
 
 
 def test_study_with_a_deadline_stops_after_steps_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -735,3 +794,48 @@ def test_study_with_a_deadline_stops_after_steps_and_continues(tmp_path: Path, m
     plenty = Study(tmp_path / "plenty", task(), candidates, **how)
     assert not plenty.run(trial=False, progress=False, seconds=1e6).missing
     refused(lambda: study.run(seconds=0.0), ValueError, "seconds must be greater than 0")
+
+
+def two_tasks(folder: Path) -> Study:
+    candidates = {
+        "Low": known(search=[{"value": 10.0}, {"value": 30.0}, {"value": -1.0}]),
+        "High": known(search=[{"value": 70.0}, {"value": 90.0}, {"value": 80.0}]),
+        "As low": known(like="Low"),
+    }
+    return Study(folder, [task("a"), task("b")], candidates, seeds=(1, 0), tune_seeds=(100,))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    found = two_tasks(tmp_path_factory.mktemp("whole"))
+    found.run(trial=False, progress=False)
+    return found
+
+
+def test_interrupted_study_shows_missing_runs_and_resumes_to_equal_tables(finished: Study, tmp_path: Path) -> None:
+    half = two_tasks(tmp_path / "half")
+    Known.stop_at = "b-high-0"
+    with pytest.raises(KeyboardInterrupt):
+        half.run(trial=False, progress=False)
+    found = read_records(half.out)
+    assert found.missing == (("b", "High", 0), ("b", "As low", 0))
+    assert [line[:3] for line in summary_table(half.out).cells] == [
+        ("a", "Low", "2"), ("a", "High", "2"), ("a", "As low", "2"),
+        ("b", "Low", "2"), ("b", "High", "1 of 2"), ("b", "As low", "1 of 2"),
+    ]  # fmt: skip
+    Known.stop_at = ""
+    half.run(trial=False, progress=False)
+    assert str(summary_table(half.out)) == str(summary_table(finished.out))
+
+
+def test_configurations_and_differences_are_read_from_folder_and_file(finished: Study, tmp_path: Path) -> None:
+    assert search_sizes(finished.out) == {"a": 3, "b": 3}
+    assert [line[1:4] for line in tuning_table(finished.out, task="a").cells] == [
+        ("Low", "value=30.0", "3 (1 failed)"), ("High", "value=90.0", "3"), ("As low", "as Low", "–"),
+    ]  # fmt: skip
+    rows = paired_differences(finished.records(), "Low").rows
+    assert [row["difference"] for row in rows] == pytest.approx([0.6, 0.0] * 2)
+    assert [row["seeds"] for row in rows] == [2] * 4
+    kept = write_records(finished.out, tmp_path / "records.jsonl")
+    assert str(tuning_table(kept)) == str(tuning_table(finished.out))
+    assert str(summary_table(kept, columns=["settings.value"])) == str(finished.table(columns=["settings.value"]))

@@ -20,6 +20,7 @@ from distillkit.study import (
     paired_differences,
     summary_table,
 )  # fmt: skip
+from distillkit.study._tables import interval
 from tests.distillkit.study.sample_records import record
 from tests.refused import refused
 
@@ -43,9 +44,15 @@ def test_summary_table_shows_the_records() -> None:
     )
     assert table.header[-3:] == ("ε", "bytes up (MB)", "accuracy clients.worst10 (%)")
     assert table.header[:-3] == ("task", "method", "seeds", "last %", "best % *", "best of the seeds' mean % *")
-    assert str(table).splitlines()[1].startswith("| ------ | ------- | -----: | ----------: |")
+    head, rule, *lines = str(table).splitlines()[:6]
+    assert head.startswith("| task   | method  |  seeds |      last % |    best % * | best of the seeds' mean % * |")
+    assert rule.startswith("| ------ | ------- | -----: | ----------: |")
+    assert lines[1].startswith(
+        "| digits | FedProx | 2 of 3 |  60.0 ± 0.0 |  80.0 ± 0.0 |              80.0 (round 2) |"
+    )
     assert "DM on digits: ε is the largest of 7.50 to 8.00." in str(table)
     first, second = table.rows[:2]
+    assert (first["method"], first["seeds"], first["seeds_wanted"]) == ("FedAvg", 3, 3)
     assert (second["method"], second["seeds"], second["seeds_wanted"]) == ("FedProx", 2, 3)
     assert [first[k] for k in ("accuracy_last", "accuracy_last_std")] == pytest.approx([0.6, 0.1])
     assert [first[k] for k in ("accuracy_best_mean", "accuracy_best_mean_round")] == pytest.approx([0.7, 2])
@@ -54,6 +61,18 @@ def test_summary_table_shows_the_records() -> None:
 
 
 def test_failures_and_missing_seeds_are_noted_beside_a_mean() -> None:
+    runs = [record([0.5], "A", 0, failed=2), record([0.5], "A", 1, failed=1, epsilon=3.0)]
+    said = str(summary_table(runs))
+    assert "A on digits: 3 client replies failed and were left out." in said
+    assert "A on digits: 1 of 2 runs have no epsilon, so the method has none." in said
+    assert summary_table(runs).rows[0]["epsilon"] is None
+    burnt = [record(None, "A", 0, error="loss is nan"), record([0.5], "A", 1)]
+    assert "A on digits: 1 of 2 runs failed (loss is nan)." in str(summary_table(burnt))
+    uneven = [record([0.5], "A", 0), record([0.5, 0.7], "A", 1)]
+    assert summary_table(uneven).cells[0][5] == "– (other rounds)"
+    some = [record([0.5], "A", 0), record(None, "A", 1)]
+    assert summary_table(some).cells[0][3] == "50.0 (1 of 2 runs)"
+    assert "a single seed has none" in str(summary_table([record(0.5)]))
     runs = [record([0.5], "A", 0, failed=2, epsilon=3.0), record([0.5], "A", 1, failed=1), record([0.5], "A", 2)]
     said = str(summary_table(runs))
     assert "A on digits: 3 client replies failed and were left out." in said
@@ -67,8 +86,21 @@ def test_failures_and_missing_seeds_are_noted_beside_a_mean() -> None:
     assert summary_table(uneven).cells[0][5] == "– (other rounds)"
 
 
+def test_settings_are_strings_and_not_measurements() -> None:
+    runs = [record(0.5, "A", seed, settings={"lr": lr, "on": True}) for seed, lr in ((0, 0.3), (1, 0.3), (2, 0.1))]
+    assert summary_table(runs, columns=["settings.lr", "settings.on"]).cells[0][-2:] == ("0.3, 0.1", "true")
+
+
 def test_epsilon_has_its_unit_of_privacy_and_its_absence_a_reason() -> None:
     facts = {"delta": 1e-5, "relation": "add or remove one record"}
+    runs = [
+        record(0.5, "A", epsilon=8.0, epsilon_remarks=["loose by 4 %"], **facts),
+        record(0.5, "B", epsilon_reason="the noise was seeded.", **facts),
+    ]
+    said = str(summary_table(runs))
+    assert "ε (delta 1e-05, add or remove one record) of one run. Every further run" in said
+    assert "A on digits: loose by 4 %." in said
+    assert "B on digits: the noise was seeded." in said
     runs = [
         *(record(0.5, "A", s, epsilon=8.0 + s / 9, epsilon_remarks=["loose by 4 %"], **facts) for s in (0, 1)),
         record(0.5, "B", epsilon_reason="the noise was seeded.", **facts),
@@ -122,13 +154,16 @@ def test_name_with_a_bar_stays_one_cell_and_html_is_escaped() -> None:
 
 # Paired differences.
 
+seeds = st.integers(2, 6)
+accuracy = st.floats(0.2, 0.8)
+
 
 def runs_of(a: list[float], b: list[float]) -> list[Any]:
     candidates = (("A", a), ("B", b))
     return [record(value, candidate, seed) for candidate, values in candidates for seed, value in enumerate(values)]
 
 
-@given(st.integers(2, 6).flatmap(lambda n: st.tuples(*[st.lists(st.floats(0.2, 0.8), min_size=n, max_size=n)] * 2)))
+@given(seeds.flatmap(lambda n: st.tuples(*[st.lists(accuracy, min_size=n, max_size=n)] * 2)))
 def test_interval_equals_the_textbook_formula(pair: tuple[list[float], list[float]]) -> None:
     """Mean ± t s / sqrt(n), with t of 95 % from the table of Student's distribution."""
     table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706}
@@ -138,6 +173,18 @@ def test_interval_equals_the_textbook_formula(pair: tuple[list[float], list[floa
     assert (row["method"], row["base"], row["seeds"]) == ("B", "A", len(d))
     assert row["difference"] == pytest.approx(d.mean(), abs=1e-12)
     assert [row["low"], row["high"]] == pytest.approx([d.mean() - half, d.mean() + half], abs=1e-4)
+
+
+@given(seeds.flatmap(lambda n: st.tuples(*[st.lists(accuracy, min_size=n, max_size=n)] * 3)))
+def test_shift_of_each_seed_changes_nothing_and_sides_are_opposite(drawn: tuple[list[float], ...]) -> None:
+    a, b, shift = drawn
+    [row] = paired_differences(runs_of(a, b), "A").rows
+    moved = [[x + (s - 0.5) / 3 for x, s in zip(values, shift)] for values in (a, b)]
+    [same] = paired_differences(runs_of(*moved), "A").rows
+    [opposite] = paired_differences(runs_of(a, b), "B").rows
+    for key, other, sign in (("difference", "difference", -1), ("low", "high", -1), ("high", "low", -1)):
+        assert same[key] == pytest.approx(row[key], abs=1e-9)
+        assert opposite[other] == pytest.approx(sign * row[key], abs=1e-12)
 
 
 def test_only_common_seeds_count_and_a_missing_interval_is_noted() -> None:
@@ -170,6 +217,8 @@ def test_impossible_bases_and_confidences_are_refused() -> None:
     for confidence in (0.0, 1.0, 95):
         with pytest.raises(ValueError, match="confidence must"):
             paired_differences(runs, "A", confidence=confidence)
+    refused(lambda: paired_differences(runs, "A", column="run"), ValueError, "column must hold numbers; 'run' holds")
+    refused(lambda: paired_differences(runs, "A", column="nothing"), ValueError, "columns must be among")
     runs += [record(0.1, "C", good=True)]
     for column, held in (("run", "'digits-A-0'"), ("good", "True")):
         said = f"column must hold numbers; '{column}' holds {held}"
@@ -177,6 +226,15 @@ def test_impossible_bases_and_confidences_are_refused() -> None:
     refused(lambda: paired_differences(runs, "A", column="nothing"), ValueError, "columns must be among")
     some = [*runs, record(0.5, "D", task="other"), record(0.5, "D", task="third")]
     refused(lambda: paired_differences(some, "A"), ValueError, "base must be .*; 'other' has no 'A', but 'D'$")
+
+
+def test_other_columns_keep_their_units() -> None:
+    runs = [record([0.5], candidate, seed, seconds=s) for candidate, s in (("A", 2.0), ("B", 4.0)) for seed in (0, 1)]
+    table = paired_differences(runs, "A", column="client_seconds")
+    assert table.header[3] == "client seconds minus A's (s)"
+    assert table.cells[0][3] == "+2.0"
+    far = [record([0.5], c, seed, gap=g) for c, g in (("A", -500.25), ("B", -0.25)) for seed in (0, 1)]
+    assert paired_differences(far, "A", column="gap").cells[0][3] == "+500.0"
 
 
 @pytest.mark.parametrize(
@@ -273,3 +331,10 @@ def test_columns_are_added_and_removed() -> None:
     assert starred.without("task").notes == starred.notes
     assert starred.without("best *").notes == ("±: spread.",)
     refused(lambda: table.without("x"), ValueError, "names must be columns of the table, task, method, last %; got 'x'")
+
+
+def test_interval_widens_with_the_confidence() -> None:
+    """The table has 1.5332 for 80 % and 4 degrees of freedom."""
+    values = [0.1, 0.2, 0.3, 0.4, 0.5]
+    half = 1.5332 * statistics.stdev(values) / math.sqrt(5)
+    assert interval(values, 0.8) == pytest.approx((0.3 - half, 0.3 + half), abs=1e-4)

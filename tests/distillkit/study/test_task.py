@@ -87,6 +87,19 @@ def test_candidate_without_clients_trains_on_the_clients_data(seed: int, own: fl
     assert numbers(test) == numbers(dealt.test)
 
 
+def test_configurations_are_compared_on_held_out_data_not_the_test_set() -> None:
+    one = task()
+    split = one.load()
+    dealt, whole = one.assign(split, 3, validation=True), one.assign(split, 3)
+    held = numbers(dealt.test)
+    assert held
+    assert held <= numbers(split.train)
+    assert not held & set().union(*(numbers(c) for c in dealt.clients))
+    assert set().union(*(numbers(c) for c in whole.clients)) == numbers(split.train)
+    own = Split(split.train, split.test, split.classes, validation=images(7, seed=2))
+    assert task(data=own).assign(own, 0, validation=True).test is own.validation
+
+
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 99), own=st.sampled_from([0.0, 0.3]), share=st.sampled_from([0.0, 0.25]))
 def test_grouped_images_are_on_one_side_of_every_split(seed: int, own: float, share: float) -> None:

@@ -37,7 +37,9 @@ def write(folder: Path, candidates: dict[str, Any], **others: Any) -> Path:
 
 
 def test_table_shows_the_choice_and_the_grids_edges(tmp_path: Path) -> None:
-    given = {"FedAvg": AVG, "FedProx": {**PROX, "rule": "own"}, "Local": LIKE, "DM": tried()}
+    given = {"FedAvg": AVG, "FedProx": PROX, "Local": LIKE, "DM": tried()}
+    assert "rule: last; tuning seeds: 100." in str(tuning_table(write(tmp_path, given)))
+    given["FedProx"] = {**PROX, "rule": "own"}
     table = tuning_table(write(tmp_path, given))
     assert (table.header, table.left) == (HEADER, 3)
     assert table.cells[:4] == (
@@ -86,11 +88,12 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
             tuning_table(tmp_path)
 
 
+@pytest.mark.parametrize("values", [(0.2, 0.6, 0.7), (0.0, 0.8, 0.7)])
 @pytest.mark.parametrize("rule", RULES)
-def test_configuration_with_a_failed_seed_has_no_score(rule: str) -> None:
+def test_configuration_with_a_failed_seed_has_no_score(rule: str, values: tuple[float, ...]) -> None:
     """It would otherwise be compared on the seeds on which it happens to work."""
     column = RULES[rule]
-    good = [{"settings": {}, "run": str(k), column: value} for k, value in enumerate((0.0, 0.8, 0.7))]
+    good = [{"settings": {}, "run": str(k), column: value} for k, value in enumerate(values)]
     failed = {"settings": {}, "run": "3", "error": "diverged"}
     assert score_configuration(good, rule)["score"] == pytest.approx(0.5)
     for lines in ([*good, failed], [failed, *good], [failed]):
@@ -105,17 +108,19 @@ def test_configuration_with_a_failed_seed_has_no_score(rule: str) -> None:
 def test_first_of_equal_configurations_is_chosen() -> None:
     scores = [None, 0.2, 0.7, 0.7, None, 0.7, 0.1]
     assert best_configuration([{"score": score} for score in scores], "here") == 2
+    with pytest.raises(ValueError, match="here has no configuration with a score: diverged"):
+        best_configuration([{"score": None, "errors": ["diverged"]}, {"score": None}], "here")
     for errors, said in ((["diverged", "burnt"], "diverged"), ([], "there was nothing to test")):
         search = [{"score": None}, {"score": None, "errors": errors}]
         refused(lambda: best_configuration(search, "here"), ValueError, f"here has no .* with a score: {said}$")  # noqa: B023
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, 2, 3])
 def test_estimate_divides_the_time_among_the_processes(processes: int) -> None:
     first = EstimateRow("digits", "A", 3, Cost(20.0, 1_500_000, 20_000), 250_000_000)
     found = Estimate([first, EstimateRow("digits", "B", 5, Cost(60.0), None)], processes)
     assert found.seconds == pytest.approx(360 / processes)
-    ends = "6.0 minutes." if processes == 1 else "3.0 minutes in 2 processes."
+    ends = {1: "6.0 minutes.", 2: "3.0 minutes in 2 processes.", 3: "2.0 minutes in 3 processes."}[processes]
     header, _, *lines, total = str(found).splitlines()
     names = ["task, method", "runs", "seconds a run", "MB up", "MB down", "memory, MB"]
     assert [cell.strip() for cell in header.split("|")[1:-1]] == names
