@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from distillkit.augment import DSA
 from distillkit.networks import build, split
 from distillkit.networks.samplers import FixedNetwork, NetworkBall, RandomNetworks
+from distillkit.normalization import Normalization
 from distillkit.privacy import (
     Account,
     BudgetExhausted,
@@ -136,6 +137,24 @@ def test_refused_release_draws_nothing() -> None:
     assert (secret.draws, poor.events) == (0, ())
 
 
+def test_code_of_the_user_does_not_run_after_the_preparation(toy_set: LabeledImages) -> None:
+    """How often it runs must not depend on the records."""
+    ran = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            ran.append(1)
+            return super().forward(x)
+
+    sampler = FixedNetwork(nn.Sequential(nn.Flatten(), Counted(toy_set.images[0].numel(), 3)).double())
+    embedder = PublicEmbedders(sampler, 1, like=toy_set, seed=0)[0]
+    embedder.prepare(toy_set.images, gradients=True)
+    before = len(ran)
+    rows = embedder.embed_private(toy_set.images[:2])
+    embedder.pull_back(torch.zeros_like(toy_set.images), batched=False)(rows)
+    assert len(ran) == before
+
+
 def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> None:
     quick: dict[str, Any] = {"ipc": 1, "steps": 1, "passes": Passes(first_num_networks=1, first_steps=1)}
     images, options = toy_set.images.float(), {"num_classes": 3, "num_networks": 1} | quick
@@ -153,6 +172,11 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     generator = torch.Generator().manual_seed(1)
     one, two = (condensed(toy_set, toy_network, generator=generator, steps=0) for _ in range(2))
     assert not torch.equal(one.images, two.images)
+    for wrong in (start[:4], start.replace(labels=torch.tensor([2, 1, 0, 0, 1, 1]))):
+        refused(lambda w=wrong: condensed(toy_set, toy_network, init=w), ValueError, "init must hold 2 images of each")
+    other = start.renormalize(Normalization((0.5,), (0.5,)))
+    refused(lambda: condensed(toy_set, toy_network, init=other), ValueError, "normalization")
+    refused(lambda: condensed(toy_set, toy_network, ledger=Ledger(delta=1e-4)), ValueError, "delta must equal the")
     embedders = embedders_of(toy_set, toy_network)
     for shape in ([2, 3, 16], [3, 0, 16], [3, 3, 15], [3, 48], [3, 3, 16, 1]):
         words = rf"targets must be \[3 embedders, classes, F=16\], got \{shape}"

@@ -196,7 +196,8 @@ def test_usual_programs_are_accepted(
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [
-        (type("Own", (torch.optim.LBFGS,), {}), "LBFGS evaluates the loss"), (lambda p: None, "got a NoneType"),
+        (torch.optim.LBFGS, "LBFGS evaluates the loss"), (lambda p: None, "got a NoneType"),
+        (type("Own", (torch.optim.LBFGS,), {}), "LBFGS evaluates the loss"),
         (lambda: None, "optimizer is called as"),
         (
             lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "lr": math.inf}]),

@@ -16,7 +16,9 @@ from distillkit.privacy import (
     Event,
     Ledger,
     Passes,
+    PrivateGradient,
     PublicEmbedders,
+    Secret,
     compose,
     condense_private,
     fit_to_means,
@@ -64,6 +66,13 @@ def test_opacus_empty_batches_are_noise(toy_set: LabeledImages) -> None:
     before = model[1].weight.detach().clone()  # type: ignore[index]
     train_private(model, toy_set[:0], size=12, sigma=1.0, rate=0.01, steps=1)
     assert bool((model[1].weight != before).all())  # type: ignore[index]
+
+
+def test_opacus_expected_batch_size_is_not_truncated() -> None:
+    parameter = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    gradient = PrivateGradient([parameter], sigma=0.0, clip=10.0, denominator=2.5, secret=Secret(0))
+    gradient.add([torch.tensor([[5.0]], dtype=torch.float64)])
+    assert gradient.take()[0].item() == pytest.approx(2.0)
 
 
 def test_feddm_epsilon_is_that_of_the_run_not_of_one_round() -> None:

@@ -102,8 +102,9 @@ def test_options_are_pinned(name: str, given: Any, other: Any, tmp_path: Path) -
     assert json.loads((tmp_path / "l").read_text(encoding="utf-8").splitlines()[0])[name] == given
     for options in ({}, {name: given}):
         assert getattr(Ledger(tmp_path / "l", **options), name) == given
+    words = rf"^{name} must be that of the ledger .*l, .*{given}.*, got .*{other}.*: leave {name} out"
     for use in (late.epsilon, lambda: late.spend(event), lambda: Ledger(tmp_path / "l", **{name: other})):
-        refused(use, PrivacyError, rf"^{name} must .* the ledger .*l, .*{given}.*, got .*{other}.*: leave {name} out")
+        refused(use, PrivacyError, words)
     Ledger(tmp_path / "plain").spend(ONE)
     if name in ("budget", "data", "renyi_order"):
         with pytest.raises(PrivacyError, match=f"{name} must be that of the ledger .*None"):
@@ -168,6 +169,8 @@ def test_lines_that_were_read_before_an_error_are_read_again(
 
 def test_first_charge_that_cannot_be_written_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path / "l")
+    monkeypatch.setattr(ledger._journal, "_write", full)
+    refused(lambda: ledger.spend(ONE), OSError, "nothing was released")
     monkeypatch.setattr(ledger._journal, "_write", Mock(side_effect=OSError("stopped")))
     refused(lambda: ledger.spend(ONE), OSError, "^cannot write the ledger .*l: stopped; nothing was released$")
     monkeypatch.undo()

@@ -146,6 +146,8 @@ def test_only_the_given_parameters_are_trained_on_all_columns(kind: str) -> None
     trained["flat.1.weight"].data = trained["flat.1.weight"].float()
     words = r"was captured with a parameter or buffer of torch\.float64 \[.*\] that is torch\.float32 \[.*\] now"
     refused(partial(source.add_to, private, *columns), ValueError, words)
+    network.float()
+    refused(partial(source.add_to, private, *columns), ValueError, words)
 
 
 def gradient_norms(network: nn.Module, images: Tensor, labels: Tensor) -> list[float]:

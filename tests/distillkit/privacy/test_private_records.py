@@ -415,7 +415,7 @@ def test_each_of_several_sets_of_one_shape_is_compared(order: tuple[int, int]) -
 
 
 def test_user_code_runs_as_often_whatever_records_are_drawn() -> None:
-    counts = set()
+    counts, augmented = set(), set()
 
     @separable
     def cubed(embedding: Tensor, means: Tensor) -> Tensor:
@@ -428,11 +428,16 @@ def test_user_code_runs_as_often_whatever_records_are_drawn() -> None:
 
     for kept in (DATA.labels >= 0, DATA.labels == 1, DATA.labels > 5):
         Counting.count = 0
+        fixed = FixedNetwork(Counting())
+        image_sgd(DATA[kept], size=10, sigma=1.0, networks=fixed, steps=2, ipc=1, loss=cubed, rate=0.7)
+        class_sums(*DATA[kept], PublicEmbedders(fixed, 2, like=DATA), num_classes=3)
+        counts.add(Counting.count)
+        Counting.count = 0
         networks = EmbeddingNetworks(sampler := FixedNetwork(Counting()), augment=brighter, chunk=2)
         image_sgd(DATA[kept], size=10, sigma=1.0, networks=networks, steps=2, ipc=1, loss=cubed, rate=0.7)
         class_sums(*DATA[kept], PublicEmbedders(sampler, 2, like=DATA, augment=brighter), num_classes=3, chunk=2)
-        counts.add(Counting.count)
-    assert len(counts) == 1
+        augmented.add(Counting.count)
+    assert len(counts) == len(augmented) == 1
 
 
 def test_layer_that_works_in_place_leaves_the_set_as_it_is() -> None:

@@ -10,6 +10,7 @@ import collections
 import copy
 import io
 import itertools
+import random
 import types
 import warnings
 from collections.abc import Callable
@@ -229,6 +230,21 @@ def unbound(module: Any, x: Tensor) -> Tensor:
     return x + module.mean[0]
 
 
+def halved(module: Any, x: Tensor) -> Tensor:
+    module.mean.split(1)[1].lerp_(x.detach().mean(), 0.5)
+    return x + module.mean[1]
+
+
+def own_statistics(module: Any, x: Tensor) -> Tensor:
+    wide = x.expand(-1, 3, -1, -1)
+    return torch.native_batch_norm(wide, None, None, module.mean, module.var, True, 0.1, 1e-5)[0].mean(1)
+
+
+def statistics_by_operator(module: Any, x: Tensor) -> Tensor:
+    wide = x.expand(-1, 3, -1, -1)
+    return torch.ops.aten.batch_norm(wide, None, None, module.mean, module.var, True, 0.1, 1e-5, False).mean(1)
+
+
 def reshaped_state(module: Any, x: Tensor) -> Tensor:
     torch.ops.aten._unsafe_view(module.mean, [3, 1]).add_(x.detach().sum())
     return x + module.mean[0]
@@ -300,14 +316,18 @@ TIME: dict[str, Any] = {
     "running norm": lambda m, x: F.instance_norm(x, m.mean[:1], m.var[:1], use_input_stats=True),
     "lerp of a buffer": lambda m, x: x - m.mean.lerp_(x.mean(), 0.1)[0],
     "buffer through unbind": unbound,
+    "buffer through split": halved,
     "buffer row by row": row_by_row,
     "buffer in several parts": several_parts,
     "weights through split": rewritten,
     "buffer through an unsafe view": reshaped_state,
+    "native batch norm": own_statistics,
+    "running batch norm as an operator": statistics_by_operator,
     "becomes another function": becomes_other,
     "hook that remembers": hooked,
     "schedule": schedule,
     "largest value so far": threshold,
+    "draw of random": lambda m, x: x * random.random(),
     "spectral norm": Spectral,
     "buffer that opens a gate": gate,
 }
@@ -384,6 +404,10 @@ def keeping(how: str) -> Function:
             module.queue.set_(x.detach().flatten())
         elif how == "resize":
             module.queue.resize_(4, 4).copy_(x.detach().view(4, 4))
+        elif how == "out":
+            torch.mul(x.detach().view(4, 4).repeat(4, 1), 1.0, out=module.queue)
+        elif how == "foreach":
+            torch._foreach_add_([torch.zeros(3).to(x), module.mean], [x.detach().flatten()[:3]] * 2)
         elif how == "list":
             KEPT.append(x.tolist())
         elif how == "storage":
@@ -413,7 +437,8 @@ STATE: dict[str, Function] = {
     **{
         f"keeps by {how}": keeping(how)
         for how in ("class", "global", "object", "closure of a layer", "deep copy", "buffer", "parameter", "set",
-                    "resize", "list", "storage", "file", "in place", "gradient", "print", "backward", "optimizer")
+                    "resize", "out", "foreach", "list", "storage", "file", "in place", "gradient", "print",
+                    "backward", "optimizer")
     },
 }  # fmt: skip
 
@@ -480,6 +505,7 @@ REFUSED: dict[str, tuple[type[Exception], str]] = {
     "running norm": (BatchStatistics, "changes running statistics"),
     "lerp of a buffer": (BatchStatistics, "changes mean"),
     "largest value so far": (NotCapturable, CHOOSES),
+    "draw of random": (NotCapturable, "global random state"),
     "spectral norm": (BatchStatistics, "changes"),
     "operator that writes": (NotCapturable, "none of PyTorch's"),
     "keeps by deep copy": (NotCapturable, CANNOT),
@@ -487,6 +513,8 @@ REFUSED: dict[str, tuple[type[Exception], str]] = {
     "keeps by parameter": (BatchStatistics, "changes seen"),
     "keeps by set": (BatchStatistics, "changes queue"),
     "keeps by resize": (BatchStatistics, "changes queue"),
+    "keeps by out": (BatchStatistics, "changes queue"),
+    "keeps by foreach": (BatchStatistics, "changes mean"),
     "keeps by list": (NotCapturable, READS),
     "keeps by storage": (NotCapturable, CANNOT),
     "keeps by file": (NotCapturable, CANNOT),
@@ -496,10 +524,13 @@ REFUSED: dict[str, tuple[type[Exception], str]] = {
     "no Cholesky factor": (NotCapturable, "fails on a noise record"),
     "catches its own failure": (NotCapturable, READS),
     "buffer through unbind": (BatchStatistics, "changes"),
+    "buffer through split": (BatchStatistics, "changes"),
     "buffer row by row": (BatchStatistics, "changes"),
     "buffer in several parts": (BatchStatistics, "changes"),
     "weights through split": (BatchStatistics, "changes"),
     "buffer through an unsafe view": (BatchStatistics, "writes to a tensor that it did not create"),
+    "native batch norm": (BatchStatistics, "changes running statistics"),
+    "running batch norm as an operator": (BatchStatistics, "changes running statistics"),
     "buffer that opens a gate": (BatchStatistics, "changes"),
     "operator in PyTorch's namespace": (NotCapturable, "none of PyTorch's"),
 }
