@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -20,6 +21,7 @@ import pytest
 from filelock import FileLock, Timeout
 
 from distillkit._utils.shares import share_of
+from distillkit.locking import locked
 from distillkit.privacy import (
     ADD_OR_REMOVE_CLIENT,
     ALL_CLIENTS,
@@ -110,10 +112,13 @@ def test_a_copy_or_a_forked_process_charges_no_ledger_in_memory(tmp_path: Path) 
         for copied in (copy.copy, copy.deepcopy):
             refused(partial(copied, ledger), TypeError, r"a Ledger cannot be copied or pickled: .* Ledger\(path\)")
         if (child := os.fork()) == 0:
+            code = 4
             with contextlib.suppress(LedgerWriteError):
+                ledger.spend()
+                code = 5
                 ledger.spend(ONE)
-                os._exit(0)
-            os._exit(5)
+                code = 0
+            os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (0 if ledger.path else 5)
         assert len(ledger.events) == bool(ledger.path)
 
@@ -207,6 +212,15 @@ def test_interrupted_reading_loses_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert ledger.events == other.events
     assert ledger.epsilon() == other.epsilon()
     assert taken == [1, 2, 2, 3, 4]
+
+
+def test_threads_check_and_charge_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without a file, whose lock would make them wait."""
+    ledger, check = Ledger(budget=compose([(2.0, 1.0, 1)], 1e-5).epsilon), Ledger._check_budget
+    monkeypatch.setattr(Ledger, "_check_budget", lambda *given: (check(*given), time.sleep(0.02)))
+    with ThreadPoolExecutor(4) as pool:
+        charges = [pool.submit(ledger.spend, ONE) for _ in range(4)]
+    assert sum(charge.exception() is None for charge in charges) == len(ledger.events) == 1
 
 
 def test_two_ledgers_and_many_threads_share_one_file(tmp_path: Path) -> None:
@@ -344,6 +358,9 @@ def test_guarantee_as_text_and_as_values() -> None:
 def test_charge_is_synced_under_the_lock_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen = tmp_path / "ledger.jsonl", []
     sync, write = os.fsync, os.write
+    waits: list[Any] = []
+    noted = lambda *given, wait, **how: waits.append(wait) or locked(*given, wait=wait, **how)  # noqa: E731
+    monkeypatch.setattr("distillkit.privacy._journal.locked", noted)
 
     def observed(handle: int) -> None:
         with pytest.raises(Timeout):  # another process could not read or append meanwhile
@@ -364,6 +381,7 @@ def test_charge_is_synced_under_the_lock_before_it_returns(tmp_path: Path, monke
             before = path.read_bytes().count(b"\n")
             change()
             assert seen == [before, before, path.read_bytes().count(b"\n")]
+    assert waits == [0.0, None, 0.0, 0.0, 0.0]  # a run waits for another one to end, a charge does not
     path.write_bytes(path.read_bytes()[:-9])
     assert len(ledger_lines(ledger)) == len(seen) + 1 == 5  # it completes the last line, which is one more call
     assert len(os.listdir("/dev/fd")) == handles

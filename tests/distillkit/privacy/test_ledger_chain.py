@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -122,6 +123,10 @@ def test_given_relation_is_the_only_one(tmp_path: Path) -> None:
     refused(lambda: Ledger(relation="label change"), NotAccountable, "^relation must be one of")
     Ledger(tmp_path / "m").register(2)
     assert Ledger(tmp_path / "m", relation=REPLACE_RECORD).relation == REPLACE_RECORD
+    Ledger(tmp_path / "h", relation=REPLACE_RECORD).charge_history(SimpleNamespace(history=[(1.0, 1.0, 3)]))
+    found = Ledger(tmp_path / "h").guarantee()  # charged in spite of the relation, since it is spent
+    assert found.relation == REPLACE_RECORD
+    assert found.reason.startswith("releases are charged under add or remove one record and under replace one record")
 
 
 def full(*_: Any) -> None:
