@@ -156,6 +156,7 @@ def test_digits_are_the_same_real_images_in_every_call(global_rng_untouched: Non
     measured = Normalization.of(train.pixels())
     assert train.mean == test.mean == pytest.approx(measured.mean, abs=5e-5)
     assert train.std == test.std == pytest.approx(measured.std, abs=5e-5)
+    assert load("digits", channels=3).test.normalization == DATASETS["digits"].normalization
 
 
 def test_colour_is_resized_and_turned_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,7 @@ def test_names_npz_and_splits_can_be_joined(tmp_path: Path) -> None:
     named = load_domains(["digits"], size=16, channels=3, normalization=HALF)
     torch.testing.assert_close(named.train.images, joined.train.images[: len(digits.train)])
     assert named.domains == ("digits",)
+    refused(lambda: load_domains(["mnist"], root=tmp_path), FileNotFoundError, f"mnist is not complete in {tmp_path}:")
     assert load_domains({"own": tmp_path / "own.npz"}, classes=list("jihgfedcba")).classes == tuple("jihgfedcba")
 
 

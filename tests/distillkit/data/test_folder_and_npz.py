@@ -17,6 +17,7 @@ from PIL import Image
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import load_domains, load_folder, load_npz, open_folder, open_npz
+from distillkit.data._hold_out import hold_out_content, record_digests
 from distillkit.normalization import IDENTITY
 from tests.pictures import Array, bytes_of, class_folder, npz_arrays, picture, save
 from tests.refused import refused
@@ -55,6 +56,10 @@ def test_a_folder_without_a_test_split_holds_out_a_fixed_part(tmp_path: Path, gl
     assert torch.equal(load_folder(tmp_path).test.images, split.test.images)
     whole = load_folder(tmp_path, test_fraction=0.0)
     assert (len(whole.train), len(whole.test), whole.test.num_classes) == (20, 0, 2)
+    stored = torch.from_numpy(bytes_of(whole.train.pixels())).permute(0, 3, 1, 2)
+    chosen = hold_out_content(record_digests(stored), 0.4, "test")[1]
+    by_content = load_folder(tmp_path, hold_out="content", test_fraction=0.4).test
+    assert np.array_equal(bytes_of(by_content.pixels()), bytes_of(whole.train[chosen].pixels()))
     for fraction in (1.0, -0.1):
         refused(partial(load_folder, tmp_path, test_fraction=fraction), ValueError, "test_fraction must be")
     refused(lambda: load_folder(tmp_path, classes=[]), ValueError, "classes must have at least one name")

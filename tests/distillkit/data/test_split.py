@@ -44,7 +44,8 @@ def test_images_keep_their_order_and_info_names_the_column(global_rng_untouched:
         assert torch.equal(part.images, data.images[rows])
     facts = {"split": "test", "test_fraction": 0.5, "apart": "patient", "hold_out": "random"}
     assert split.test.info == facts
-    assert (split.classes, again.classes) == (("well", "ill"), ("a", "b"))
+    for made, names in ((split, ("well", "ill")), (again, ("a", "b"))):
+        assert made.classes == made.train.class_names == made.test.class_names == names
 
 
 def test_content_decides_anew_in_a_second_split() -> None:

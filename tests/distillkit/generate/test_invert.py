@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from distillkit._utils.provenance import provenance
 from distillkit.chunking import chunk_size
 from distillkit.generate.complement import complement_targets
 from distillkit.generate.decoder import LatentDecoder, SmallDecoder
@@ -44,6 +45,7 @@ def net(seed: int, **options: Any) -> nn.Module:
 
 
 TEACHER, STUDENT = net(0), net(1)
+LINEAR = lambda: nn.Linear(9, 4)  # noqa: E731
 TARGETS = torch.tensor([0, 3, 1, 1, 2])
 
 
@@ -93,7 +95,11 @@ def test_adam_on_the_formula_and_the_best_iterate_of_each_image(divergence: Any)
     made = inverted(**options, generator=2, **weights)
     assert made.images.dtype == torch.float64
     assert torch.allclose(made.images, torch.stack([w[0] for w in wanted]), atol=1e-9)
-    assert made.info["loss"] == pytest.approx(sum(w[1] for w in wanted) / 5)
+    right = float((made.columns["logits"].argmax(1) == TARGETS).double().mean())
+    assert made.info == {
+        "method": "invert", "derived": "invert", "steps": steps, "target_accuracy": right, **provenance(2),
+        "device": "cpu", "loss": pytest.approx(sum(w[1] for w in wanted) / 5),
+    }  # fmt: skip
     assert len({w[2] for w in wanted}) > 1, "the case is worth something only if images are best at different steps"
     assert any(w[2] < steps for w in wanted)
 
@@ -257,6 +263,11 @@ def test_no_targets_give_an_empty_set() -> None:
         (ValueError, "targets must be below num_classes=4", {"targets": torch.tensor([4])}),
         (ValueError, r"targets must be rows \[N, 4\]", {"targets": torch.rand(2, 3, generator=as_generator(0))}),
         (ValueError, r"numbers in \[0, 1\]", {"targets": torch.full((1, 4), 2.0)}),
+        (ValueError, "cross_entropy or another weight must be positive, got 0 for all", {"cross_entropy": 0.0}),
+        (ValueError, "betas must be less than 1, got 1", {"betas": (0.5, 1.0)}),
+        (ValueError, "first_bn_multiplier must be at least 0", {"first_bn_multiplier": -1.0}),
+        (ValueError, r"parametrize must take latents \[5, 8\]: .*mat1", {"parametrize": LatentDecoder(LINEAR, 8)}),
+        (TypeError, r"parametrize must be a Tiles, .*, or None, got 2$", {"parametrize": 2}),
         (ValueError, "divisible by 4, got 8x6", {"parametrize": Tiles(4), "targets": TARGETS[:0]}),
         (ValueError, "must have a BatchNorm layer", {"batch_norm": 1.0, "teacher": net(0, norm=False)}),
         (

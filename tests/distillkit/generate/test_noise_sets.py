@@ -141,7 +141,24 @@ def test_every_option_has_an_effect_and_is_recorded(name: str) -> None:
     for option, value in CHANGES[name].items():
         other = MAKERS[name](2, 3, 8, **{option: value})
         assert not torch.equal(other.images, plain.images), option
-        assert other.info.get(option, value) == value
+        assert option in ("latent", "clamp") or other.info[option] == value
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_images_are_those_of_one_network_for_each_class_or_for_all(shared: bool) -> None:
+    draws, raw = as_generator(6), []
+    latents = class_latents(3, 4, (5,), 0.7, 0.2, draws)
+    for own in [latents] if shared else latents.split(4):
+        network = build(lambda: NoiseDecoder(9, 2, latent=5, width=4), draws)
+        with bar(2, "", progress=False) as shown:
+            _decorrelate(network, own, 2, draws, shown)
+        _calibrate(network, own, draws)
+        raw.append(network.eval()(own).detach())
+    low, high = (getattr(torch.cat(raw), bound)((0, 2, 3), keepdim=True) for bound in ("amin", "amax"))
+    options: dict[str, Any] = {"latent": 5, "width": 4, "mean_std": 0.7, "sample_std": 0.2, "decorrelation_steps": 2}
+    made = cnn_noise(3, 4, 9, 2, shared=shared, generator=6, **options)
+    torch.testing.assert_close(made.pixels(), (torch.cat(raw) - low) / (high - low), rtol=1e-4, atol=1e-5)
+    assert made.info["shared"] is shared
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -249,6 +266,10 @@ def test_the_noise_decoder_has_the_layers_of_the_paper() -> None:
     [
         (lambda: stylegan_noise(1, 2), "num_classes must be at least 2"),
         (lambda: stylegan_noise(2, 2, sample_std=0.0), "sample_std"),
+        (lambda: stylegan_noise(2, 0), "per_class must be at least 1"),
+        (lambda: stylegan_noise(2, 2, mean_std=-1.0), "mean_std must be at least 0"),
+        (lambda: stylegan_noise(2, 2, noise_gain=-1.0), "noise_gain must be at least 0"),
+        (lambda: upsampled_gaussian(2, 2, base=0), "base must be at least 1"),
         (lambda: stylegan_noise(2, 2, 3), "size must be at least 4"),
         (lambda: stylegan_noise(2, 2, width=3), "width"),
         (lambda: cnn_noise(2, 2, shared=True), "mean_std must be greater than 0 with shared=True"),

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as pil
 
+from distillkit._utils.provenance import provenance
 from distillkit.generate.patches import CropParameters, Patches
 from distillkit.normalization import Normalization
 from tests.refused import refused
@@ -118,6 +119,22 @@ def test_parameters_keep_the_published_ranges() -> None:
     assert {r.jitter[0][0] for r in jittered} == {"brightness", "contrast", "saturation", "hue"}
 
 
+def test_parameters_are_the_same_in_all_versions() -> None:
+    """Parties that compare digests rely on this. The options differ from the defaults, and one strength is zero."""
+    options: dict[str, Any] = {"area": (0.2, 0.9), "aspect": (0.5, 1.8), "jitter": (0.1, 0.0, 0.3, 0.4)}
+    options |= {"rotation": 20.0, "shear": 10.0, "flip": 0.4, "jitter_probability": 0.7, "precrop": 0.6}
+    patches = Patches(picture(90, 160), 7, **options)
+    jitter = [
+        {"saturation": 0.066253161264756, "brightness": -0.007154258120616897, "hue": 0.2723706262165854},
+        {"saturation": 0.277507061659835, "brightness": -0.07713365625679597, "hue": 0.13615220035636613},
+    ]
+    expected = [
+        (35, 90, 45, 48, -17.56536504531227, -8.726767311061142, True, tuple(jitter[0].items())),
+        (23, 73, 38, 19, 3.2251455778276705, -9.8736718573523, False, tuple(jitter[1].items())),
+    ]
+    assert [patches.crop_parameters(i) for i in (1, 2)] == expected
+
+
 def by_image_library(image: Tensor, r: CropParameters) -> Tensor:
     """Apply the published pipeline to an 8-bit picture with Pillow."""
     rows = Image.fromarray(image.permute(1, 2, 0).numpy())
@@ -189,8 +206,12 @@ def test_the_digest_is_of_the_image_and_the_options() -> None:
     image = picture()
     assert Patches(image).digest == Patches(image.float() / 255, count=7).digest
     blue = torch.cat([image[:2], image[2:].flip(-1)])
-    others = [Patches(image, 1), Patches(image, rotation=35.0), Patches(image, size=16), Patches(blue)]
-    assert len({Patches(image).digest, *(p.digest for p in others)}) == 5
+    options = {
+        "size": 16, "precrop": 0.4, "area": (0.1, 1.0), "aspect": (0.7, 1.3), "rotation": 35.0, "shear": 20.0,
+        "flip": 0.5, "jitter": (0.4, 0.4, 0.3, 0.1), "jitter_probability": 0.4, "jpeg_quality": 75,
+    }  # fmt: skip
+    others = [Patches(image, 1), Patches(blue), *(Patches(image, **{name: v}) for name, v in options.items())]  # type: ignore[arg-type]
+    assert len({Patches(image).digest, *(p.digest for p in others)}) == 13
 
 
 def test_chunks_cover_everything_in_order() -> None:
@@ -208,8 +229,9 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
     assert crops.normalization == half
     assert crops.columns["index"].tolist() == [5, 2]
     assert crops.num_classes == 4
-    assert crops.info["digest"] == PATCHES.digest
-    assert (crops.info["derived"], crops.info["seed"]) == ("patches", 3)
+    facts = {"method": "patches", "derived": "patches", "seed": 3, "digest": PATCHES.digest}
+    assert crops.info == {**facts, **provenance()}
+    assert crops.labels.tolist() == [1, 0]
     assert "50000 crops of 32x32 from 3x90x120; seed=3" in repr(PATCHES)
 
 
@@ -217,6 +239,11 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
     ("match", "options"),
     [
         (r"image must be pixels in \[0, 1\], got \[2, 2\]", {"image": torch.full((3, 40, 40), 2.0)}),
+        (r"image must be pixels in \[0, 1\], got \[-0.5, -0.5\]", {"image": torch.full((3, 40, 40), -0.5)}),
+        ("precrop must be at most 1, got 1.1", {"precrop": 1.1}),
+        (r"rotation must be in \[0, 180\], got 181", {"rotation": 181.0}),
+        (r"flip must be in \[0, 1\], got 1.1", {"flip": 1.1}),
+        (r"jitter_probability must be in \[0, 1\], got 1.1", {"jitter_probability": 1.1}),
         ("image must be at least size=32 pixels high and wide, got 31x50", {"image": picture(31, 50)}),
         (r"area must be \(low, high\), got \(0.5, 0.1\)", {"area": (0.5, 0.1)}),
         ("area must be at most 1, got 1.1", {"area": (0.5, 1.1)}),
