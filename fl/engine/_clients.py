@@ -65,8 +65,6 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
         first.require_compatible(like, names=("clients[0]", name) if classes else None)
     except ValueError as error:
         raise ValueError(f"{name} does not fit clients[0]: {error}") from error
-    if not bool(torch.isfinite(other.images).all()):
-        raise ValueError(f"{name} has NaN or Inf among its pixels: leave such images out, or repair them")
     if first.images.dtype != other.images.dtype:
         raise ValueError(
             f"{name} has {other.images.dtype} images, clients[0] has {first.images.dtype}; convert with "

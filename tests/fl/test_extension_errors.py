@@ -198,12 +198,15 @@ class Ends(AddOn):
     private = True
 
     def send(self, server: Any, client: int, message: Message) -> None:
-        server.ledger.spend(Event("m", 1.0))
+        server.ledger.spend(Event("m", 8.0, count=9))
 
 
 def test_budget_exceeded_in_send_ends_the_run() -> None:
     method = FedAvg(Ends(), factory=Tiny, weights="uniform")
-    refused(lambda: play(method, ledger=Ledger(budget=1.0)), BudgetExhausted, "0 of 1 .*; round 1 was not finished")
+    said = "4 of 9 .*; round 1 was not finished; the state after round 0 is kept"
+    with pytest.raises(BudgetExhausted, match=said) as caught:
+        play(method, ledger=Ledger(budget=1.0))
+    assert caught.value.remaining == 4
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
@@ -400,3 +403,5 @@ def test_factory_must_always_make_the_same_shapes_and_no_lazy_ones() -> None:
 def test_client_cannot_end_a_run_itself(error: Exception) -> None:
     end = after("local", Mock(side_effect=error))
     refused(lambda: play(end), NoUsableReply, f"raised {type(error).__name__}: {error}")
+    with pytest.raises(type(error), match=str(error)):  # the server can
+        play(after("read_reply", Mock(side_effect=error)))

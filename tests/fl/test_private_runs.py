@@ -387,7 +387,7 @@ def test_noise_is_from_the_system_unless_seeded_without_guarantee(tmp_path: Path
     assert not torch.equal(runs[0].server.state[NoisySum.total], play(secret=6).server.state[NoisySum.total])
 
 
-def test_seeded_noise_differs_between_clients_and_rounds() -> None:
+def test_seeded_noise_differs_between_server_clients_and_rounds() -> None:
     class Pure(NoisySum):
         each = Entry[Tensor]("union")
 
@@ -398,10 +398,12 @@ def test_seeded_noise_differs_between_clients_and_rounds() -> None:
             return {self.each.key: EntrySpec(torch.zeros(1, 4, dtype=torch.float64))}
 
         def receive(self, server: Server, replies: Any) -> None:
-            server.state[self.each] = torch.cat([server.state.get(self.each, torch.zeros(0, 4)), replies[self.each]])
+            own = server.secret.add_noise(torch.zeros(1, 4), 1.0)
+            earlier = server.state.get(self.each, torch.zeros(0, 4))
+            server.state[self.each] = torch.cat([earlier, own, replies[self.each]])
 
     rows = play(rounds=3, method=Pure(), secret=5).server.state[Pure.each]
-    assert len(rows.unique(dim=0)) == 9
+    assert len(rows.unique(dim=0)) == 12
 
 
 def test_run_is_not_resumed_with_another_source_of_noise_or_delta(tmp_path: Path) -> None:
@@ -477,7 +479,8 @@ def test_measured_statistics_are_refused_before_round_1(method: Method) -> None:
         if public:
             simulate(method, held, rounds=1, progress=False, ledger=ledger)
         else:
-            with pytest.raises(PrivateStatistics, match="mean and std were measured on images"):
+            said = f"mean and std were measured on images, and every release of {type(method.inner).__name__} shows"
+            with pytest.raises(PrivateStatistics, match=said):
                 simulate(method, held, rounds=1, progress=False, ledger=ledger)
             assert ledger.events == ()
 

@@ -155,12 +155,21 @@ def other(**changes: Any) -> LabeledImages:
     return images(9, 40).replace(**changes)
 
 
+def spoiled(value: float) -> LabeledImages:
+    """Return a set with an image that was changed in place, after the set had been checked."""
+    data = other()
+    data.images[8].fill_(value)
+    return data
+
+
 MISFITS: dict[str, tuple[LabeledImages, str]] = {
     "space": (other(normalization=OTHER), r"different normalizations.*renormalize"),
     "shape": (other(images=torch.zeros(9, 1, 5, 5)), "different shapes"),
-    "classes": (other(num_classes=7), r"different class counts.*replace\(num_classes"),
+    "classes": (other(num_classes=7, class_names=(*"abcdefg",)), r"different class counts.*replace\(num_classes"),
     "dtype": (images(9, 40).to(dtype=torch.float64), r"float64 images, clients\[0\] has torch.float32.*to\(dtype"),
     "labels": (other(labels=torch.eye(3)[images(9, 40).labels]), "labels as rows, clients.0. as class indices"),
+    "NaN": (spoiled(torch.nan), r"must be finite, but 1 of 9 images hold NaN or Inf \(first: 8\)"),
+    "Inf": (spoiled(torch.inf), r"must be finite, but 1 of 9 images hold NaN or Inf \(first: 8\)"),
 }
 
 
@@ -546,6 +555,14 @@ def test_set_without_num_classes_gets_that_of_the_others() -> None:
     assert [(data.train.num_classes, data.train.class_names) for data in found] == [(3, names)] * 3
     inferred = [LabeledImages(data.images, data.labels) for data in (few, full)]
     assert [(d.train.num_classes, d.train.classes_given) for d in ClientRegistry(inferred)] == [(3, False)] * 2
+    found = list(ClientRegistry([few.replace(class_names=names[:2]), full]))  # no names of all classes are known
+    assert [(data.train.num_classes, data.train.class_names) for data in found] == [(3, ())] * 2
+    said = r"clients\[1\] does not fit clients\[0\]: .*class counts: 2 and 3"
+    refused(lambda: ClientRegistry([few.replace(num_classes=2), inferred[1]]), ValueError, said)
+    assert not list(ClientRegistry([full, inferred[1]]))[1].train.classes_given
+    sorted_as_text = [full.replace(class_names=("1", "10", "2"))]
+    assert play(clients=sorted_as_text, server_data={"proxy": full}).rows[0]["failed"] == {}
+    refused(lambda: play(clients=sorted_as_text, test=full), ValueError, "^test does not fit .* 10")
     turned = [few.replace(class_names=("b", "a")), full.replace(class_names=names)]
     refused(
         lambda: ClientRegistry(turned), ValueError, "the sets have the class 'a' in another order: a, b, c and b, a"
