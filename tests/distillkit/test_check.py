@@ -5,6 +5,7 @@ import os
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -145,6 +146,7 @@ def test_types_of_options_have_their_bounds(kind: str, inside: list[Any], outsid
 
 
 def test_paths_and_names() -> None:
+    assert check.folder("~/a", "it") == check.path("~/a", "it") == Path.home() / "a"
     for text in ("", "a\0b"):
         refused(partial(check.path, text, "it"), ValueError, "it must be the path of a file or folder")
     refused(partial(check.path, next(os.scandir(b"/")), "it"), TypeError, "it must be a path, .* got DirEntry")
@@ -181,7 +183,9 @@ def test_rows() -> None:
 
 def test_one_of_and_instance() -> None:
     assert check.one_of("b", "kind", ("a", "b")) == "b"
-    refused(lambda: check.one_of("c", "kind", ("a", "b")), ValueError, "kind must be one of 'a', 'b', got 'c'")
+    for value in ("c", True):
+        words = f"kind must be one of 'a', 'b', got {value!r}"
+        refused(partial(check.one_of, value, "kind", ("a", "b")), ValueError, words)
     assert check.instance(3, int, "count", "an integer") == 3
     for value, came in (("3", "str"), (int, "the class int")):
         words = f"count must be an integer, got {came}"

@@ -235,6 +235,10 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         Lazy([PIXELS[0], PIXELS[1, :, :3]], [0, 1]), {}, ValueError,
         r"image of item 1 is torch.float32 \[2, 3, 4\].*item 0 torch.float32 \[2, 4, 4\]; convert them",
     ),
+    "other dtypes": (
+        Lazy([PIXELS[0], PIXELS[1].double()], [0, 1]), {}, ValueError,
+        r"image of item 1 is torch.float64 \[2, 4, 4\].*item 0 torch.float32 \[2, 4, 4\]",
+    ),
     "an empty word": (PICTURES, {"labels": [*WORDS[:5], ""]}, ValueError, r"1 of 6 are not, such as .*\[5\]"),
     "no label": (Lazy(PIXELS, [None] * 6), {}, TypeError, r"label of data\[0\] must be a class index .*NoneType"),
     "a row as label": (Lazy(PIXELS, [{"a": 1, "b": 2}] * 6), {}, TypeError, r"got a dict of a, b$"),

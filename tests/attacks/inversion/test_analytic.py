@@ -83,6 +83,7 @@ def test_one_label_is_inferred(seed: int, classes: int, scale: float, activation
     assert int(class_counts(grads["3.bias"], 1).argmax()) == label
     assert infer_label(1e-200 * grads["3.weight"].double()) == label
     assert infer_label(grads["3.weight"].sign()) == label
+    assert infer_label(torch.tensor([[-3.0, 1, 1], [1, 1, 1], [1, 1, 1]])) == 0  # by products, not by signs
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,9 @@ def test_several_messages_are_combined() -> None:
         "Assuming: the weight gradient of cross-entropy with hard labels, on features that are never negative; images "
         "started from up to 1 different records per class; 4 records in all."
     )
+    assert "10 (exactly 1), 11 (exactly 1); certainly lacks classes 12." in str(
+        class_bounds(13, labels=torch.arange(12), ipc=1, size=12)
+    )
     exact = class_bounds(3, labels=torch.tensor([0, 1]), ipc=3, size=2)
     assert "holds classes 0 (exactly 1), 1 (exactly 1)" in str(exact)
     assert "images started from up to 3 different records" in str(exact)

@@ -514,6 +514,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         (HALVES[0], {"a": ZEROS}, r"inside must be .* neither empty, got \[6\]"),
         (HALVES, {"a": ZEROS}, {"b": ZEROS}, r"scorers of scores, \['a'\], got \['b'\]"),
         (HALVES, {"a": ZEROS}, {}, LABELS, "labels must have one entry per image: got 20 for 6"),
+        (HALVES, {"a": ZEROS}, {"a": ZEROS, "b": ZEROS}, r"population must have .*\['a'\], got \['b'\]"),
         (HALVES, {"a": ZEROS}, {"a": ZEROS[1:]}, r"population\['a'\] must be \[4\] or more, got \[3, 6\]"),
         (HALVES, {"a": ZEROS}, {"a": ZEROS[:, :0]}, r"population\['a'\] must be .* \[4, 0\]"),
     )),

@@ -155,7 +155,8 @@ def test_datasets_and_loaders_give_names(tmp_path: Path) -> None:
     known = [as_set(one, num_classes=k).classes_given for one, k in ((Named(), None), (Named(), 3), (Rows(), None))]
     assert known == [False, True, True]
     assert as_set(X, Y, class_names=NAMES).classes_given
-    assert as_set(Subset(Named(), [0, 0])).info == {"derived": "repeated images", "classes": "dataset"}
+    for rows in ([0, 0], torch.tensor([1, 1])):
+        assert as_set(Subset(Named(), rows)).info == {"derived": "repeated images", "classes": "dataset"}  # type: ignore[arg-type]
     for other, names in ((DATA, r"\(cat, dog, eel\)"), (DATA.replace(class_names=()), r"\(none\)")):
         with pytest.raises(ValueError, match=f"class_names differ from those of the set {names}; omit them"):
             as_set(other, class_names=("dog", "cat", "eel"))
