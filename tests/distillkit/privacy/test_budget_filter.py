@@ -74,6 +74,8 @@ def test_groups_cover_the_releases_at_the_ends_of_their_cells(most: int) -> None
     assert len(groups) <= most
     assert sum(count for _, _, count in groups) == len(kinds)
     assert sum(n / s**2 for s, _, n in groups) <= (1 + 15 / most) * sum(n / s**2 for s, _, n in kinds)
+    rounded = [sum(n * math.log(rate) for _, rate, n in some) for some in (kinds, groups)]
+    assert rounded[1] - rounded[0] <= 5 / most * len(kinds)
     for column, costs_more in ((0, operator.le), (1, operator.ge)):
         for level in {kind[column] for kind in kinds}:
             before, after = (sum(k[2] for k in some if costs_more(k[column], level)) for some in (kinds, groups))

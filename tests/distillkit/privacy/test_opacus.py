@@ -488,6 +488,8 @@ def test_networks_and_losses_are_tried_on_pixels_and_other_noise(kind: str) -> N
     for shaped, got in ((torch.sum, r"shape \[\]"), (lambda z: z[:, None], r"shape \[3, 1\]")):
         wrong = lambda n, x, y, shaped=shaped: shaped(losses(n, x, y))  # noqa: E731
         refuse(flat(), wrong, NotSeparable, rf"^the loss must give one value for each example \[n\], got {got}$")
+    words = r"^gradients have shapes \[\[6, 6, 20\], \[6, 6\], .*\], not \[\(3, 6, 20\), \(3, 6\), "
+    refuse(flat(), lambda n, x, y: n(torch.cat([x, x]))[: len(x), 0], NotSeparable, words)
     words = r"on 3 records of noise \(IndexError: Target 9 is out of bounds\.\)\. Use"
     refuse(flat(), lambda n, x, y: losses(n, x, y + 9), NotCapturable, words)
     own = torch.ones(6).as_subclass(type("Own", (Tensor,), {}))
