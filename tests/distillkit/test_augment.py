@@ -14,6 +14,7 @@ from torch.autograd import gradcheck
 
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DIGITS, DSA, NATURAL, CropFlip, ResizedCrop, ShufflePatches, apply_augmentation
+from distillkit.augment.crop_flip import adapt_normalization
 from distillkit.condense import InnerTraining, distribution_matching, gradient_matching
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import IDENTITY, ZCA
@@ -308,6 +309,16 @@ def test_images_unsuitable_for_crop_flip_are_refused() -> None:
                 CropFlip(CIFAR, **options)(pictures(2, 3, h, w), 0)
     refused(lambda: CropFlip(CIFAR)(pictures(2, 1), 0), ValueError, "1 channels")
     refused(lambda: CropFlip(CIFAR)(torch.zeros(3, 8, 8), 0), ValueError, "4 dimensions")
+
+
+def test_crop_flip_is_adapted_with_its_options_and_any_other_augmentation_is_kept() -> None:
+    augment = DSA()
+    assert adapt_normalization(CropFlip(CIFAR, 2, 0.1, 6), IDENTITY) == CropFlip(IDENTITY, 2, 0.1, 6)
+    assert adapt_normalization(augment, IDENTITY) is augment
+    for wrong, came in ((CropFlip, "the class CropFlip"), (None, "NoneType")):
+        words = rf"^augment must be an augmentation, such as CropFlip\(normalization\), got {came}$"
+        refused(partial(adapt_normalization, wrong, IDENTITY), TypeError, words)  # type: ignore[arg-type]
+    refused(lambda: adapt_normalization(augment, None), TypeError, "^normalization must be")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("siamese", [True, False])

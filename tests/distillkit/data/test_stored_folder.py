@@ -298,6 +298,8 @@ def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path, monkeypatc
     (content := tmp_path / "content").mkdir()
     for part in ("train", "val"):
         made(content / part, each=9, shift=1000 * len(part))
+    call = partial(open_folder, made(tmp_path / "all"), cache=tmp_path / "cache", hold_out="content")
+    refused(lambda: call(test_fraction=1 - 1e-9), ValueError, "^cannot measure a normalization .*give normalization=$")
     options: dict[str, Any] = {"hold_out": "content", "test_fraction": 0.5, "normalization": HALF}
     require_same(open_folder(content, cache=tmp_path / "cache", **options), load_folder(content, **options))
 

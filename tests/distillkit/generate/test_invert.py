@@ -360,3 +360,5 @@ def test_complement_targets_by_example() -> None:
     assert complement_targets(torch.tensor([10, 7, 9]), total=10).tolist() == [1] * 7 + [2] * 2
     exact = complement_targets(torch.tensor([10, 7, 9]), total=10, rounding="largest_remainder")
     assert exact.tolist() == [1] * 8 + [2] * 2
+    refused(lambda: complement_targets(exact[:0]), ValueError, "^counts must have one entry per class, got none$")
+    refused(lambda: complement_targets(exact, rounding="up"), ValueError, "^rounding must be one of 'truncate', 'larg")
