@@ -27,9 +27,11 @@ METHODS: dict[str, Callable[[], Method]] = {
     "SingleImage": lambda: SingleImage(PICTURE, shared={**SHARED, "rate": 1.0}, factory=Net, epochs=1, batch=4),
     "FedDM": lambda: FedDM(**DM),
     "Real": lambda: Real(**DM),
-    "PrivateFedDM": lambda: PrivateFedDM(sigma_sizes=2.0, least=0, warm=True, **DP),
+    "PrivateFedDM": lambda: PrivateFedDM(sigma_sizes=2.0, least=0, **DP),
+    "PrivateFedDM warm": lambda: PrivateFedDM(sigma_sizes=2.0, least=0, warm=True, **DP),
     "PrivateFedDM image": lambda: PrivateFedDM(sigma_sizes=2.0, least=0, mechanism="image_sgd", **DP),
-    "SummedFedDM": lambda: SummedFedDM(sizes=[10, 10, 10], noise="shares", warm=True, **DP),
+    "SummedFedDM": lambda: SummedFedDM(sizes=[10, 10, 10], noise="shares", **DP),
+    "SummedFedDM warm": lambda: SummedFedDM(sizes=[10, 10, 10], noise="shares", warm=True, **DP),
     "ClientDP": lambda: Filtered(plain(weights="uniform"), ClientDP(sigma=2.0, rate=0.5, clip=1.0)),
     "FedProto": lambda: FedProto(factory=Net, lr=0.05, batch=4),
     "FedProto of two": lambda: FedProto(

@@ -205,6 +205,21 @@ def test_clipped_update_never_exceeds_the_clip(dtype: torch.dtype, seed: int, sc
     assert sum(Fraction(v) ** 2 for t in sent[Sums.group].values() for v in t.tolist()) <= Fraction(10**clip) ** 2
 
 
+def test_released_sums_are_on_a_public_grid() -> None:
+    """Multiples of 2^-20 of the noise's deviation, rounded down to a power of two; bits have a grid of their own."""
+    dp = ClientDP(1.0, 0.5, CLIPS, Adaptive(sigma=2.0))
+    server = on_server(Sums())
+    server.state[ClientDP.norms] = torch.tensor([CLIPS[e] for e in dp.clips], dtype=torch.float64)
+    message = Message({ClientDP.norms: server.state[ClientDP.norms]})
+    result = dp.back(server, aggregate(dp, [Sums().reply(f) for f in (0.3, 7.0)], message), Sums().expect(server, 0))
+    unit = 2.0 ** (math.floor(math.log2(dp._split(4)[0] * math.hypot(*CLIPS.values()))) - 20)
+    released = as_vector([result.sum(e) for e in dp.clips]) / unit
+    assert torch.equal(released, released.round())
+    share = 0.5 - (server.state[ClientDP.norms] / message[ClientDP.norms]).log() / 0.2
+    bits = (share - 0.5) * 2 / 2.0**-19
+    torch.testing.assert_close(bits, bits.round(), rtol=0, atol=1e-3)
+
+
 def test_group_is_clipped_as_one_vector_and_keeps_its_direction() -> None:
     dp = ClientDP(1.0, 0.5, CLIPS)
     sent = dp.out(None, Message(), Sums().reply(3.0))  # type: ignore[arg-type]
@@ -274,6 +289,24 @@ def test_nobody_learns_who_was_drawn() -> None:
         run = play(Filtered(method, ClientDP(1.0, 1.0, clip), looking), rounds=1)
         assert run.rows[-1]["privacy"]["remarks"][1:] == [OWN_CODE.format(names)]
     assert (len(seen), any(seen.values()), run.server.drawn) == (10, False, [])
+
+
+def test_noise_covers_every_tensor_even_if_no_client_is_drawn() -> None:
+    """The standard deviation is sigma |(C_1, ..., C_4)| everywhere, tested over 4,000 releases."""
+    dp, method = ClientDP(1.5, 0.5, CLIPS), Sums()
+    found = []
+    server = on_server(method, secret=3)
+    for _ in range(1000):
+        got = dp.back(server, Aggregator(ENTRIES).result(), server.method.expect(server, 0))
+        found.append(as_vector([got.sum(e) for e in CLIPS]))
+    rows = torch.stack(found)
+    std = 1.5 * math.hypot(*CLIPS.values())
+    assert rows.shape[1] == 6 + 4 + 5 + 1 + 2
+    assert rows.std(0) == pytest.approx(torch.full((18,), std).numpy(), rel=0.12)
+    assert rows.mean(0).abs().max() < 5 * std / math.sqrt(1000)
+    correlations = torch.corrcoef(rows.T) - torch.eye(18)
+    assert correlations.abs().max() < 0.2
+    assert len(server.ledger.events) == 1000
 
 
 @pytest.mark.parametrize("sent", [(), (0.3, 7.0)])
@@ -373,6 +406,54 @@ def test_seeded_run_has_no_guarantee_and_unseeded_runs_differ(tmp_path: Path) ->
     assert "seeded" in first.rows[-1]["privacy"]["reason"]
     models = [run.server.state[FedAvg.model]["classifier.weight"] for run in (first, once(8), once(None), once(None))]
     assert len({json.dumps(m.flatten().tolist()) for m in models}) == 4
+
+
+def test_draw_is_poisson() -> None:
+    """In 4,000 draws of 12 clients, each is drawn with rate q and each pair with rate q^2, within 5 sigma."""
+    q, count = 0.3, 4000
+    dp, server = ClientDP(1.0, q, 1.0), on_server(Sums(), clients=12, secret=1)
+    drawn = torch.zeros(count, 12, dtype=torch.float64)
+    for row in drawn:
+        row[dp.draw(server)] = 1
+    together = drawn.T @ drawn / count
+    want = torch.full((12, 12), q**2, dtype=torch.float64).fill_diagonal_(q)
+    assert ((together - want).abs() < 5 * (want * (1 - want) / count).sqrt()).all()
+    sizes = drawn.sum(1)
+    assert float(sizes.var()) == pytest.approx(12 * q * (1 - q), rel=0.15)
+    assert not server.ledger.events
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.8])
+def test_adaptive_norm_finds_the_quantile(quantile: float) -> None:
+    """Two entries with norms spread evenly up to 1 and up to 10, at rate 1, with small noise on the bits."""
+    count, clips = 20, {Sums.vector: 0.1, Sums.group: 100.0}
+    dp, method = ClientDP(0.1, 1.0, clips, Adaptive(quantile, 0.25, sigma=1.0)), Sums()
+    server = on_server(method, clients=count, secret=4)
+    dp.start(server, Bare().expect(server, 0), {})  # type: ignore[arg-type]
+    server.state[dp.norms] = torch.tensor([30.0, 0.1], dtype=torch.float64)
+    replies = []
+    for k in range(count):
+        one = torch.zeros(5)
+        one[0] = (k + 0.5) / count
+        replies.append(Message({Sums.n: 1.0, Sums.vector: one, Sums.group: {"a": 10 * one[:1]}}))
+    found = []
+    for _ in range(100):
+        message = Message()
+        dp.send(server, 0, message)
+        dp.back(server, aggregate(dp, replies, message), server.method.expect(server, 0))
+        found.append(server.state[dp.norms])
+    by_key = dict(zip((e.key for e in dp.clips), torch.stack(found[-60:]).mean(0).tolist()))
+    assert by_key == {
+        "Sums.vector": pytest.approx(quantile, rel=0.06),
+        "Sums.group": pytest.approx(10 * quantile, rel=0.06),
+    }
+
+
+class Bare(Sums):
+    """Method with only the two entries of the test above."""
+
+    def expect(self, server: Server, client: int) -> Schema:
+        return {k: v for k, v in super().expect(server, client).items() if k in ("Sums.n", "Sums.group", "Sums.vector")}
 
 
 # Adaptive clipping.

@@ -191,10 +191,21 @@ def test_every_noise_tensor_and_every_batch_is_accounted(
     assert len(set(batches)) > len(batches) // 2
 
 
-def test_epsilon_is_that_of_all_steps_of_one_client(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {},
+        {
+            "augment": CropFlip(IDENTITY, pad=1, cutout=2),
+            "optimizer": ClientOptimizer(state="client"),
+            "momentum": 0.9,
+        },
+    ],
+    ids=["alone", "crops and kept momentum"],
+)
+def test_epsilon_is_that_of_all_steps_of_one_client(beside: dict[str, Any], tmp_path: Path) -> None:
     """Per-image augmentation, and momentum of noised gradients, are post-processing."""
-    beside = {"augment": CropFlip(IDENTITY, pad=1, cutout=2), "optimizer": ClientOptimizer(state="client")}
-    run = play(noisy(), rounds=3, steps=4, momentum=0.9, how={"out": tmp_path}, **beside)
+    run = play(noisy(), rounds=3, steps=4, how={"out": tmp_path}, **beside)
     assert not any(row["failed"] for row in run.rows)
     wanted = [compose([(1.5, 0.5, 4 * n)], DELTA).epsilon for n in (1, 2, 3)]
     assert [row["epsilon"] for row in run.rows] == pytest.approx(wanted)
@@ -260,6 +271,22 @@ def test_augmentation_and_dropout_use_the_secret_generator(options: dict[str, An
     assert torch.equal(one, moved(secret=1))
     assert not torch.equal(one, moved(secret=2))
     assert not torch.equal(one, moved())
+
+
+@pytest.mark.filterwarnings("error")
+def test_training_leaves_no_hooks_and_warns_of_nothing() -> None:
+    class Looks(AddOn):
+        data_access = "none"
+
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
+            assert not any(m._forward_hooks or m._backward_hooks for m in local.net.modules())
+            assert not any(hasattr(m, "activations") for m in local.net.modules())
+            assert not any(hasattr(p, "grad_sample") or hasattr(p, "summed_grad") for p in local.net.parameters())
+
+    run = play(
+        noisy(), Looks(), MOON(), rounds=2, clients=CLIENTS[:1], phases=[Phase(1, train="classifier.*"), Phase(1)]
+    )
+    assert not any(row["failed"] for row in run.rows)
 
 
 def test_parameters_outside_the_phase_get_no_gradient_and_no_noise() -> None:
@@ -453,6 +480,22 @@ def test_networks_and_losses_that_mix_examples_are_refused_at_the_start(name: st
     assert not rows
 
 
+def test_crop_flip_and_kept_momentum_keep_the_same_epsilon() -> None:
+    """Per-image augmentation passes the check, and momentum of noised gradients is post-processing."""
+    clients, crop = [images(12, k) for k in range(2)], CropFlip(IDENTITY, pad=1, cutout=2)
+    private = DPSGD(sigma=1.0, rate=0.3, size=12)
+    plain = FedAvg(private, factory=Tiny, weights="uniform")
+    kept = FedAvg(
+        private, factory=Tiny, weights="uniform", augment=crop, momentum=0.9, optimizer=ClientOptimizer(state="client")
+    )
+    epsilons = []
+    for method in (plain, kept):
+        run = simulate(method, clients, rounds=2, progress=False)
+        assert [row["failed"] for row in run.rows] == [{}, {}]
+        epsilons.append([row["epsilon"] for row in run.rows])
+    assert epsilons[0] == epsilons[1]
+
+
 @pytest.mark.parametrize(
     ("rate", "epochs", "steps"), [(0.15, 1, 7), (0.6, 1, 2), (0.6, 2, 3), (0.95, 3, 3), (1.0, 1, 1)]
 )
@@ -473,3 +516,4 @@ def test_clip_and_delta_that_bound_nothing_are_refused() -> None:
 def test_opacus_trains_on_the_objective_alone() -> None:
     with pytest.raises(ValueError, match=r"DPSGD\(gradients='opacus-ghost'\) trains on the objective alone, but MOON"):
         play(noisy(gradients="opacus-ghost"), MOON())
+    refused(lambda: noisy(gradients="ghost"), ValueError, "gradients must be one of")

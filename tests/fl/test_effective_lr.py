@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fl import FedAvg, simulate
 from fl.averaging.addon import AddOn
@@ -68,3 +69,17 @@ def test_proximal_pull_continues_across_phases() -> None:
     assert effective_lr(sgd, [2, 3], 0.7) == pytest.approx(effective_lr(sgd, [5], 0.7))
     assert effective_lr(sgd, [2], 0.7) == pytest.approx(0.1 + 0.1 * (1 - 0.7 * 0.1))
     assert effective_lr(sgd, [], 0.7) == 0
+
+
+def test_personal_parameters_have_no_rate_and_frozen_ones_rate_zero() -> None:
+    phases = [Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*")]
+    found = effective_lrs(personal="classifier.*", phases=phases)
+    assert found == {"body.0.weight": pytest.approx(0.5), "body.0.bias": pytest.approx(0.5)}
+
+    def frozen(outputs: int) -> nn.Module:
+        net = Tiny(outputs)
+        net.body.requires_grad_(False)
+        return net
+
+    found = effective_lrs(factory=frozen, steps=4)
+    assert (found["body.0.weight"], found["classifier.bias"]) == (0, pytest.approx(0.4))

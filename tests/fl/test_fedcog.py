@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from distillkit import LabeledImages, Normalization
 from distillkit.generate import LatentDecoder, SmallDecoder, invert
+from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
 from fl import FedAvg, MultiLabel, simulate
 from fl.addons import FedCOG
@@ -50,7 +51,10 @@ def toy_tiny(seed: int) -> LabeledImages:
         ({"start_round": 1}, False),
     ],
 )  # fmt: skip
-def test_rounds_follow_the_equations_and_the_releases_variants(options: dict[str, Any], multi: bool) -> None:
+@pytest.mark.parametrize("space", [IDENTITY, Normalization((0.3,), (0.5,))], ids=["identity", "shifted"])
+def test_rounds_follow_the_equations_and_the_releases_variants(
+    options: dict[str, Any], multi: bool, space: Normalization
+) -> None:
     """Two skewed clients, whole batches: round 1 plain, in rounds 2 and 3 images from the then global and last local.
     If they are generated in round 1, when clients have no last model, there is no disagreement, which is noted.
 
@@ -61,7 +65,6 @@ def test_rounds_follow_the_equations_and_the_releases_variants(options: dict[str
     often, the weights still by counts (generate_image.py, 74-79; fedcog.py, 24-25). Decoder: betas .5 and .999
     (generate_image.py, 86-91). Regenerated: at step int(n / 2), against the net in training (fedcog.py, 52-55).
     """
-    space = Normalization((0.3,), (0.5,))
     clients = [toy(len(labels), k, labels=labels).replace(normalization=space) for k, labels in enumerate(SKEWED)]
     targets = [torch.tensor([1] * 4 + [2] * 7), torch.tensor([0] * 6 + [2] * 5)]
     if options.get("targets") == "uniform":
@@ -164,12 +167,15 @@ def test_half_of_the_steps_counts_all_phases(phases: Any, monkeypatch: pytest.Mo
     options: dict[str, Any] = {"clients": [client], "factory": Small, "batch": 2, "phases": phases, "rounds": 2}
     train(FedCOG(**FEW, regenerate=True, batch=5), Peek(), **options)
     assert at == [-1, 4 if len(phases) == 2 else 0]
+    at.clear()
+    train(FedCOG(**FEW, regenerate=True), **options)
+    assert at == [-1, 4 if len(phases) == 2 else 0]
     assert sizes == ([5, 5, 2, 5, 5, 5, 2, 5, 5] if len(phases) == 2 else [5])
 
 
 def test_refusals() -> None:
     refused(lambda: FedCOG(latent=64), ValueError, "latent=64 belongs to a decoder, but there is none: give one, or")
-    refused(lambda: FedCOG(decoder="small"), TypeError, "a function of a shape and a length, got str")
+    refused(lambda: FedCOG(decoder="small"), TypeError, "decoder must be a function of a shape and a length, got str")
     few = FedCOG(start_round=1, images=2, targets="uniform")
     refused(lambda: train(few), ValueError, "targets='uniform' needs images >= 3 classes, got 2")
 
@@ -177,6 +183,7 @@ def test_refusals() -> None:
         def batches(self, local: Any, data: Any, phase: Any) -> Any:
             return 3 * list(local.batches(data, phase, "batches"))
 
-    assert not train(FedCOG(**{**FEW, "images": 2}), Makes()).rows[-1]["failed"]
+    for options in (FEW, {**FEW, "images": 2}):
+        assert not train(FedCOG(**options), Makes()).rows[-1]["failed"]
     said = "needs the number of steps, but Makes makes the batches; give regenerate=False"
     refused(lambda: FedAvg(FedCOG(regenerate=True), Makes(), factory=Tiny), ValueError, said)

@@ -106,6 +106,14 @@ def test_distillation_equals_the_release(monkeypatch: pytest.MonkeyPatch) -> Non
         assert student.state_dict()[name].flatten().tolist() == pytest.approx(want, rel=0, abs=1e-10)
 
 
+def test_patience_stops_the_distillation_and_is_recorded() -> None:
+    """The student is best at the start: after 300 of 900 steps no score has risen for 200."""
+    data = {"proxy": images(6, 99), "validation": images(30, 98)}
+    addon = FedDF(steps=900, batch=6, lr=1e-9, returns="best", patience=200)
+    rows = [play(a, rounds=1, data=data).rows[0] for a in (addon, FedDF(steps=7, batch=6))]
+    assert [row["distillation_steps"] for row in rows] == [300, 7]
+
+
 def test_validation_counts_the_task_s_outputs_only() -> None:
     data = images(30, 98)
     server = simulate(
@@ -143,6 +151,14 @@ def test_single_images_feddf_starts_from_the_average_in_some_rounds(rate: float,
         w = adam(divergence, linear.average(trained) if warm else w, 4, 0.05)
     assert linear.weights(result) == pytest.approx(w, abs=5e-5)
     assert [row["initialised"] for row in result.rows] == starts
+
+
+def play(*addons: AddOn, rounds: int = 3, data: Any = None, **how: Any) -> Any:
+    method = FedAvg(*addons, factory=lambda k: Tiny(k, norm=True), lr=0.1, momentum=0.5, batch=6)
+    data = data or {"proxy": images(30, 99), "validation": images(30, 98)}
+    return simulate(
+        method, federation(), rounds=rounds, participation=3, server_data=data, seed=5, progress=False, **how
+    )
 
 
 def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +206,8 @@ def test_proxy_of_other_classes_gives_the_same_run() -> None:
 
 
 def test_refusals() -> None:
+    for option, value in {"rate": 1.5, "clip": 0.0, "gradient_norm": 0.0, "patience": 0}.items():
+        refused(lambda o=option, v=value: FedDF(**{o: v}), ValueError, option)  # type: ignore[misc,arg-type]
     refused(lambda: FedDF(patience=100), ValueError, "patience needs returns='best'")
     for slot in ("aggregate", "server_step", "evaluation_model"):
         other = type("Other", (AddOn,), {slot: lambda *_: {}})()
@@ -198,3 +216,5 @@ def test_refusals() -> None:
     said, how = "FedDF needs images on the server: server_data={'proxy': ...}", {"server_data": {"proxy": proxy()}}
     refused(lambda: linear.run(FedDF(), rounds=1), ValueError, said)
     refused(lambda: linear.run(FedDF(returns="best"), rounds=1, how=how), ValueError, "server_data={'validation': ...}")
+    refused(lambda: play(FedDF(), data={"other": images(3, 0)}), ValueError, "server_data={'proxy'")
+    refused(lambda: play(FedDF(returns="best"), data={"proxy": images(3, 0)}), ValueError, "server_data={'validation'")

@@ -17,6 +17,7 @@ from distillkit.networks import NetworkBall
 from distillkit.networks._dropout import seed_dropout
 from distillkit.rng import derive
 from fl import Classification, Client, FedAvg, FedDM, Message, MultiLabel, NoUsableReply, Real, Run, simulate
+from fl.addons._server_training import train_on_set
 from fl.aggregation import AggregatedReplies
 from fl.method import Predictor
 from fl.methods import FedProto
@@ -145,6 +146,26 @@ def test_only_images_labels_and_weights_are_sent() -> None:
     assert row["down"] == {"FedDM.model": 2 * weights}
     assert row["synthetic_images"] == sent
     assert "FedDM.samples" not in run(FedDM, clients, rounds=1).rows[0]["up"]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_server_training_weighs_images_alike_in_every_batch(weighted: bool) -> None:
+    """The weights have mean 1 over the set, not over a batch: batches of heavy images take longer steps."""
+    data, weight = images(11, 3), torch.linspace(0.0, 2.0, 11) if weighted else None
+    net, by_hand = Tiny(3), Tiny(3)
+    by_hand.load_state_dict(net.state_dict())
+    make = lambda n: torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.5)  # noqa: E731
+    how: dict[str, Any] = {"epochs": 2, "batch": 4, "dropout": derive(6), "check_running": lambda: None}
+    train_on_set(net, data, make(net), order=derive(5), weight=weight, **how)
+    sgd, order = make(by_hand), derive(5)
+    for _ in range(2):
+        for rows in torch.randperm(11, generator=order).split(4):
+            sgd.zero_grad()
+            each = F.cross_entropy(by_hand(data.images[rows]), data.labels[rows], reduction="none")
+            ((each if weight is None else each * weight[rows]).sum() / len(rows)).backward()
+            sgd.step()
+    for name, value in by_hand.state_dict().items():
+        assert torch.allclose(net.state_dict()[name], value, atol=1e-6), name
 
 
 def test_clients_and_server_use_every_option() -> None:

@@ -56,6 +56,10 @@ def state(run: Run) -> dict[str, Tensor]:
     return run.server.state[FedDM.model]
 
 
+def same(one: Run, two: Run) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(state(one).values(), state(two).values(), strict=True))
+
+
 # The reference: unit vectors (or, with a clip, shortened ones) around a public centre under networks at distance rho,
 # sums, noise, SGD on the images.
 
@@ -118,7 +122,12 @@ def initial_images(owner: tuple[Any, ...]) -> Tensor:
 )
 @pytest.mark.parametrize(
     ("weights", "least", "warm", "clip"),
-    [("synthetic", 0.0, False, None), ("samples", 0.2, False, 0.4), ("synthetic", 6.0, True, None)],
+    [
+        ("synthetic", 0.0, False, None),
+        ("samples", 6.0, False, None),
+        ("samples", 0.2, False, 0.4),
+        ("synthetic", 6.0, True, None),
+    ],
 )
 def test_rounds_follow_the_reference(weights: Any, least: float, warm: bool, clip: float | None) -> None:
     """The histogram is drawn in round 1 and reused; a class without records gets noise; networks follow the model."""
@@ -157,17 +166,27 @@ def test_rounds_follow_the_reference(weights: Any, least: float, warm: bool, cli
     "SummedFedDM", source="a construction of our own after Xiong et al., CVPR 2023, section 3.3: its definition"
 )
 @pytest.mark.parametrize(
-    ("noise", "warm", "clip"),
-    [("full", False, None), ("full", False, 0.4), ("shares", False, 0.4), ("shares", True, None)],
+    ("noise", "warm", "clip", "spread", "classes"),
+    [
+        ("full", False, None, SIGMA_SIZES, [0, 1, 2]),
+        ("shares", False, None, SIGMA_SIZES, [0, 1, 2]),
+        ("shares", True, None, SIGMA_SIZES, [0, 1, 2]),
+        ("full", False, None, 1.1, [0, 1]),
+        ("full", False, 0.4, 1.1, [0, 1]),
+        ("shares", False, 0.4, 0.9, [0, 1, 2]),
+        ("shares", True, None, 0.9, [0, 1, 2]),
+    ],
 )
-def test_sums_follow_the_reference(noise: Any, warm: bool, clip: float | None) -> None:
+def test_sums_follow_the_reference(
+    noise: Any, warm: bool, clip: float | None, spread: float, classes: list[int]
+) -> None:
     """The server fits one set for all: the central release on the pooled records with the clients' noise.
 
     The class with the fewest records is above three standard deviations of the noise on the sum, or not.
     """
     held, net = clients(), initial_network()
     pooled = LabeledImages.concatenate(held)
-    share, total, spread = (3**-0.5, 1.0, 0.9) if noise == "shares" else (1.0, 3**0.5, 1.1)
+    share, total = (3**-0.5, 1.0) if noise == "shares" else (1.0, 3**0.5)
     options = {"noise": noise, "warm": warm, "clip": clip, "sigma_sizes": spread, "least": None, "weights": "samples"}
     found = play(kind=SummedFedDM, rounds=2, secret=5, **options)
     kept: dict[int, Tensor] = {}
@@ -183,7 +202,7 @@ def test_sums_follow_the_reference(noise: Any, warm: bool, clip: float | None) -
                 kept[k] = secret.add_noise(torch.zeros(1, 3), spread * share)[0]
             counts = counts + kept[k]
         sent = (counts >= 3 * spread * total).nonzero().flatten().tolist()
-        assert sent == ([0, 1, 2] if noise == "shares" else [0, 1])
+        assert sent == classes
         x = fitted(begin, maps, sums / counts.view(1, -1, 1), clip).unflatten(0, (3, IPC))
         sets = [LabeledImages(x[c], torch.full((IPC,), c), num_classes=3) for c in sent]
         train_server(net, sets, counts[sent].tolist(), RHO, "samples")
@@ -193,23 +212,57 @@ def test_sums_follow_the_reference(noise: Any, warm: bool, clip: float | None) -
         assert torch.allclose(state(found)[name], value, atol=1e-6), name
 
 
-def test_image_sgd_uses_networks_around_the_received_weights() -> None:
+@pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
+def test_without_noise_and_clip_it_is_distribution_matching(kind: type[PrivateFedDM]) -> None:
+    """Without noise and clip the centre cancels: the step is Eq. 8's on the true class means."""
+    held = clients()[:1]
+    found = play(kind=kind, held=held, sigma=0.0, sigma_sizes=0.0, clip=math.inf)
+    own = (1, 0) if kind is PrivateFedDM else (1, "server")
+    keys = (1, 0, "maps") if kind is PrivateFedDM else (1, "maps")
+    maps = [(net, torch.zeros(())) for net, _ in drawn(initial_network(), held[0], derive(0, *keys))]
+    targets = summed(held[0], maps, clip=1e9) / held[0].counts().view(1, -1, 1)
+    expected = fitted(initial_images(own), maps, targets, clip=1e9)
+    assert torch.allclose(found.server.state[FedDM.images].images, expected, atol=1e-9)
+    assert found.rows[0]["epsilon"] is None
+
+
+@pytest.mark.parametrize("seen", [{}, {"match": "embedding", "augment": DSA("flip_scale")}], ids=["default", "given"])
+def test_image_sgd_uses_networks_around_the_received_weights(seen: dict[str, Any]) -> None:
     """In round 2 the networks are drawn around the model of round 1, not around the initial weights."""
     options: dict[str, Any] = {"mechanism": "image_sgd", "rate": 0.3, "clip": 0.5, "lr": 0.1, "momentum": 0.3}
-    options |= (seen := {"match": "embedding", "augment": DSA("flip_scale")})
+    options |= seen
     found = play(rounds=2, secret=5, **options).server.state[FedDM.images]
     net = double(3).eval()
     net.load_state_dict(state(play(rounds=1, secret=5, **options)))
     for k, data in enumerate(clients()):
         counted = noise_of(k, 1).add_noise(data.counts(), SIGMA_SIZES)
         start = LabeledImages(initial_images((2, k)), torch.arange(3).repeat_interleave(IPC), num_classes=3)
-        networks = privacy.EmbeddingNetworks(NetworkBall(net, RHO), **seen)
+        ball = NetworkBall(net, RHO)
+        networks = privacy.EmbeddingNetworks(ball, **seen) if seen else ball
         expected = image_sgd(
             data, size=max(1, round(float(counted.sum()))), sigma=SIGMA, ipc=IPC, networks=networks,
             clip=0.5, rate=0.3, steps=STEPS, lr=0.1, momentum=0.3, init=start, generator=derive(0, 2, k, "images"),
             ledger=Account(Ledger(), secret=noise_of(k, 2)),
         )  # fmt: skip
         assert torch.equal(found.images[found.columns["client"] == k], expected.images)
+
+
+@pytest.mark.parametrize(("noise", "sigma"), [("shares", 0.0), ("full", 0.0), ("shares", 3.0)])
+def test_sum_equals_the_central_release(noise: Any, sigma: float) -> None:
+    """With shares, the total has noise sigma on the pooled sums for any distribution of the records."""
+    held = clients()
+    pooled = [LabeledImages.concatenate(held)]
+    one, many = (
+        play(kind=SummedFedDM, held=h, noise=noise, sigma=0.0, sigma_sizes=0.0).server.state[SummedFedDM.sums]
+        for h in (pooled, held)
+    )
+    assert torch.allclose(one, many, atol=1e-12)
+    if sigma:
+        noised = [
+            play(kind=SummedFedDM, noise=noise, sigma=sigma).server.state[SummedFedDM.sums] - one for _ in range(3)
+        ]
+        observed = float(torch.stack(noised).std())
+        assert abs(observed - sigma) < 5 * sigma / math.sqrt(2 * 3 * one.numel())
 
 
 def test_embedders_have_the_options_and_public_images() -> None:
@@ -263,8 +316,44 @@ def test_default_threshold_is_three_standard_deviations_of_the_noise() -> None:
     assert method(sigma_sizes=None, sizes=[5.0] * 3, least=None).kept(counts).all()
 
 
+@pytest.mark.parametrize(("noise", "histograms"), [("full", 3), ("shares", 1)])
+def test_threshold_of_a_sum_uses_the_noise_of_the_sum(
+    noise: Any, histograms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def kept(self: Any, counts: Tensor, clients: int = 1) -> Tensor:
+        asked.append(clients)
+        return counts > 0
+
+    monkeypatch.setattr(PrivateFedDM, "kept", kept)
+    play(kind=SummedFedDM, noise=noise)
+    assert asked == [histograms]
+
+
 def test_class_with_a_negative_noised_count_has_weight_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `least=0` its images are sent; a negative weight would train the model against them."""
+    counts, weights = [], []
+    receive, train = SummedFedDM.receive, FedDM.train
+
+    def receiving(self: SummedFedDM, server: Any, replies: Any) -> None:
+        counts.append(replies[SummedFedDM.total])
+        receive(self, server, replies)
+
+    def training(self: FedDM, server: Any, union: LabeledImages, weight: Tensor) -> None:
+        weights.append(weight)
+        train(self, server, union, weight)
+
+    monkeypatch.setattr(SummedFedDM, "receive", receiving)
+    monkeypatch.setattr(FedDM, "train", training)
+    play(kind=SummedFedDM, secret=8, sigma_sizes=30.0, weights="samples")
+    (found,), (weight,) = counts, weights
+    assert float(found.min()) < 0 < float(found.max())
+    wanted = found.clamp_min(0.0).repeat_interleave(IPC)
+    assert torch.allclose(weight.double(), wanted / wanted.mean())
+
+
+def test_weights_of_given_noised_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     weights: list[Any] = []
     monkeypatch.setattr(FedDM, "train", lambda self, server, union, weight: weights.append(weight.tolist()))
     server, summing = play(kind=SummedFedDM).server, method(SummedFedDM, weights="samples")
@@ -353,6 +442,14 @@ def test_repeated_round_is_charged_again(
     assert sorted((e.round, e.mechanism) for e in events if e.client == "1") == [
         *[(1, "class_means")] * 2, *[(1, "histogram")] * 2, *[(2, "class_means")] * 2
     ]  # fmt: skip
+
+
+def test_seeded_run_repeats_with_any_workers_and_resumed(tmp_path: Path) -> None:
+    """The last fit, from which the next round starts, is kept with the client."""
+    one, other = (play(rounds=2, secret=secret, warm=True) for secret in (5, 6))
+    play(rounds=1, secret=5, out=tmp_path, workers=3, warm=True)
+    assert same(one, play(rounds=2, secret=5, out=tmp_path, resume=True, warm=True))
+    assert not same(one, other)
 
 
 def test_missing_share_makes_the_round_unusable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from fl.addons import FedGen
 from fl.addons._latent import LatentGenerator
 from fl.averaging.addon import AddOn
 from tests.fl.federations import Tiny, federation, images
+from tests.refused import refused
 
 SIZES: dict[str, Any] = {"noise": 4, "hidden": 6, "steps": 3, "batch": 8, "lr": 0.05}
 
@@ -140,6 +141,20 @@ def test_sends_classifier_generator_and_counts(global_rng_untouched: None) -> No
     assert rows[1]["down"]["FedGen.seen"] == 5 * 12
 
 
+def test_generator_learns_the_classifiers_classes() -> None:
+    run = play(FedGen(**{**SIZES, "steps": 60}), rounds=6)
+    net = loaded(LatentGenerator(3, 4, 6, 48), run.server.state[FedGen.generator]).eval()
+    y = torch.arange(3).repeat(20)
+    z = net(y, torch.randn(60, 4, generator=torch.Generator().manual_seed(0)))
+    assert float((run.models[""].classifier(z).argmax(1) == y).float().mean()) > 0.9
+
+
+def test_absent_classes_are_never_generated_and_add_no_gradient() -> None:
+    clients = [images(12, k).replace(num_classes=5) for k in range(2)]
+    run = simulate(FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1), clients, rounds=2, progress=False)
+    assert run.server.state[FedGen.seen].tolist() == [1, 1, 1, 0, 0]
+
+
 def in_turn(*addons: AddOn, drawn: tuple[int, ...]) -> Any:
     """Return a run that draws one client a round in this order: client 0 has classes 0 and 1, client 1 class 2."""
     data = [images(30, 1), images(30, 2)]
@@ -164,6 +179,10 @@ def test_unseen_classes_add_no_gradient() -> None:
     for drawn, same in (((0, 1), True), ((0, 0), False)):
         states = [in_turn(*addons, drawn=drawn).server.state[FedAvg.model] for addons in ((), (kl,))]
         assert all(torch.equal(states[0][n], states[1][n]) for n in states[0]) == same
+
+
+def test_batch_of_one_is_refused() -> None:
+    refused(lambda: FedGen(batch=1), ValueError, "batch must be at least 2")
 
 
 def test_frozen_features_named_architectures_and_any_network_are_accepted() -> None:

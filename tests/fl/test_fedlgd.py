@@ -46,14 +46,14 @@ def row_cosine(gradients: list[Tensor], targets: list[Tensor]) -> Tensor:
 
 
 def match_gradients(
-    net: nn.Module, images: Tensor, labels: Tensor, target: list[Tensor], steps: int, lr: float
+    net: nn.Module, images: Tensor, labels: Tensor, target: list[Tensor], steps: int, lr: float, momentum: float
 ) -> Tensor:
     """Run Eq. 6 by momentum SGD on the pixels."""
     images, velocity = images.clone(), torch.zeros_like(images)
     for _ in range(steps):
         leaf = images.clone().requires_grad_()
         gradients = torch.autograd.grad(F.cross_entropy(net(leaf), labels), list(net.parameters()), create_graph=True)
-        velocity = 0.3 * velocity + torch.autograd.grad(row_cosine(list(gradients), target), leaf)[0]
+        velocity = momentum * velocity + torch.autograd.grad(row_cosine(list(gradients), target), leaf)[0]
         images = images - lr * velocity
     return images
 
@@ -71,15 +71,19 @@ def released_mmd(source: Tensor, target: Tensor) -> Tensor:
 
 @pytest.mark.golden("Anchors", source="Huang et al., TMLR 2024, Eqs. 2-6, Algorithm 1; MMD: ubc-tea/FedLGD, loss_fn.py")
 @pytest.mark.parametrize(
-    ("joined", "reduction", "weight"),
-    [("unselected", "mean", 0.3), ("always", "sum", 0.02), ("unselected", "mmd", 0.7)],
+    ("joined", "reduction", "weight", "given"),
+    [
+        (*case, given)
+        for case in (("unselected", "mean", 0.3), ("always", "sum", 0.02), ("unselected", "mmd", 0.7))
+        for given in ({}, {"momentum": 0.3})
+    ],
 )
-def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) -> None:
+def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float, given: dict[str, float]) -> None:
     """Two clients, whole batches, a server with momentum, falling rates; rounds 1 and 3 are selected."""
     clients, start = [toy(5, 1), toy(9, 2)], initial_network(3)
     mmd = reduction == "mmd"
     term: dict[str, Any] = {"regulariser": "mmd"} if mmd else {"temperature": 0.2, "reduction": reduction}
-    anchors = Anchors(ipc=2, weight=weight, selected=(1, 3), joined=joined, steps=3, lr=0.5, momentum=0.3, **term)
+    anchors = Anchors(ipc=2, weight=weight, selected=(1, 3), joined=joined, steps=3, lr=0.5, **given, **term)
     run = run_method(
         anchors, FedAvgM(0.7), rounds=4, clients=clients, factory=Small, initial=start, weights="uniform",
         lr=0.2, optimizer=ClientOptimizer(lr_decay=0.9), batch=20, steps=2,
@@ -110,12 +114,34 @@ def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) 
         mean = averaged(nets, [1, 1])
         update = {n: mean[n] - p.detach() for n, p in net.named_parameters()}
         if selected:
-            g = match_gradients(net, g, labels, [-u / (0.2 * 0.9 ** (t - 1)) for u in update.values()], 3, 0.5)
+            targets, mu = [-u / (0.2 * 0.9 ** (t - 1)) for u in update.values()], given.get("momentum", 0.5)
+            g = match_gradients(net, g, labels, targets, 3, 0.5, mu)
         momentum = {n: 0.7 * momentum[n] + u for n, u in update.items()}
         net.load_state_dict({n: p.detach() + momentum[n] for n, p in net.named_parameters()})
     assert_close(run.server.state[FedAvg.model], net.state_dict(), atol=2e-5)
     assert torch.allclose(run.server.state[Anchors.anchors].images, g, atol=1e-4)
     assert torch.equal(run.server.state[Anchors.anchors].labels, labels)
+
+
+def test_target_is_the_mean_gradient_at_the_rounds_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. 5: (w - mean of w_k) / lr after one step on all data is the gradient at w for any decayed rate."""
+    targets = []
+
+    def record(network: nn.Module, images: LabeledImages, target: dict[str, Tensor], **options: Any) -> LabeledImages:
+        x, y = toy(9, 2)
+        names = [n for n, _ in network.named_parameters()]
+        loss = F.cross_entropy(network.train().requires_grad_()(x), y)
+        targets.append((target, dict(zip(names, torch.autograd.grad(loss, list(network.parameters()))))))
+        return images
+
+    monkeypatch.setattr("fl.addons.anchors.fit_to_gradient", record)
+    anchors = Anchors(ipc=1, selected=(1, 2, 3))
+    run_method(
+        anchors, rounds=4, clients=[toy(9, 2)], factory=Small, lr=0.2, optimizer=ClientOptimizer(lr_decay=0.5), batch=9
+    )
+    assert len(targets) == 3
+    for target, gradient in targets:
+        assert_close(target, gradient, atol=1e-5)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -184,11 +210,12 @@ def sets(clients: list[LabeledImages], **options: Any) -> list[LabeledImages]:
 
 
 @pytest.mark.golden("Condensed", source="Huang et al., TMLR 2024, section 3.3.1, Algorithm 1, lines 9-20")
-def test_any_method_on_condensed_data_equals_the_method_on_these_sets() -> None:
+@pytest.mark.parametrize("init", [{}, {"init": "noise"}], ids=["statistics", "noise"])
+def test_any_method_on_condensed_data_equals_the_method_on_these_sets(init: dict[str, str]) -> None:
     """Bitwise equal, with one class fewer at a client that has two."""
     clients = federation()
     clients[1] = clients[1][clients[1].labels != 1]
-    options: dict[str, Any] = {"lr": 0.7, "momentum": 0.3, "batch_real": 3, "init": "noise"}
+    options: dict[str, Any] = {"lr": 0.7, "momentum": 0.3, "batch_real": 3, **init}
     condensed = sets(clients, **options)
     assert [len(s) for s in condensed] == [6, 4, 6, 6, 6]
     for addons in ((), (MOON(), SCAFFOLD())):
@@ -198,7 +225,8 @@ def test_any_method_on_condensed_data_equals_the_method_on_these_sets() -> None:
             assert torch.equal(got.server.state[FedAvg.model][name], value)
 
 
-def test_selected_rounds_refine_with_the_current_global_network() -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_selected_rounds_refine_with_the_current_global_network(own: bool) -> None:
     clients, seen = federation()[:2], {}
 
     class Peek(AddOn):
@@ -206,8 +234,8 @@ def test_selected_rounds_refine_with_the_current_global_network() -> None:
             seen[local.round, local.client.id] = (local.data, dict(local.start))
 
     network = Mock(side_effect=lambda: Tiny(3))
-    run_method(Condensed(**FEW, factory=network), Peek(), clients=clients, rounds=4)
-    assert network.called
+    run_method(Condensed(**FEW, **({"factory": network} if own else {})), Peek(), clients=clients, rounds=4)
+    assert network.called == own
     for k, data in enumerate(clients):
         first, start = seen[1, k][0], seen[3, k][1]
         assert torch.equal(first.images, sets(clients)[k].images)
@@ -221,6 +249,12 @@ def test_selected_rounds_refine_with_the_current_global_network() -> None:
         assert torch.equal(seen[3, k][0].images, want.images)
         assert not torch.equal(want.images, first.images)
         assert torch.equal(seen[4, k][0].images, want.images)
+
+
+def test_initial_networks_can_be_given() -> None:
+    network = Mock(side_effect=lambda: Tiny(3))
+    run_method(Condensed(**FEW, factory=network), clients=federation()[:1])
+    assert network.called
 
 
 # FedLGD.

@@ -15,7 +15,7 @@ from distillkit.augment import DSA
 from distillkit.condense import distribution_matching
 from distillkit.networks import RandomNetworks, build
 from distillkit.rng import derive
-from fl import Classification, Client, ClientData, Message, MultiLabel, simulate
+from fl import Classification, Client, ClientData, FedAvg, Message, MultiLabel, simulate
 from fl.addons import Condensed
 from fl.methods import FedProto
 from fl.networks import embedding_size
@@ -50,12 +50,13 @@ def clients(classes: int = 3) -> list[LabeledImages]:
 
 
 @pytest.mark.golden("FedProto", source="Tan et al., AAAI 2022, Algorithm 1; the distance per image as in its release")
+@pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_rounds_follow_algorithm_1(weights: Any) -> None:
+def test_rounds_follow_algorithm_1(weights: Any, decay: float) -> None:
     """theta stacks W and V (rows are outputs, as in nn.Linear); class 3 has no owner."""
     lam, momentum = 0.6, 0.5
     method = FedProto(
-        factory=Linear, lam=lam, lr=0.1, momentum=momentum, weight_decay=0.3, epochs=2, batch=8, weights=weights
+        factory=Linear, lam=lam, lr=0.1, momentum=momentum, weight_decay=decay, epochs=2, batch=8, weights=weights
     )
     result = simulate(method, clients(4), rounds=4, participation=2, progress=False)
     drawn = build(lambda: Linear(4), derive(0, 0, "server", "init "))
@@ -73,7 +74,7 @@ def test_rounds_follow_algorithm_1(weights: Any) -> None:
                 entropy = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
                 counted = known[y]
                 distance = ((z - p[y])[counted] ** 2).sum() / max(counted.sum(), 1)
-                return float(entropy.mean() + lam * distance + 0.15 * (theta**2).sum())
+                return float(entropy.mean() + lam * distance + decay / 2 * (theta**2).sum())
 
             own[k] = linear.descend(loss, own[k], 2, momentum=momentum)
             for c in set(y.tolist()):
@@ -87,10 +88,14 @@ def test_rounds_follow_algorithm_1(weights: Any) -> None:
     assert result.server.state[FedProto.known].tolist() == known.tolist() == [True, True, True, False]
 
 
-def test_only_prototypes_are_sent() -> None:
+def play(rounds: int = 4, predict: Any = "prototype", lam: float = 1.0, **how: Any) -> Any:
     held = [ClientData(c, images(24, 50 + k)) for k, c in enumerate(federation())]
-    method = FedProto(factory=lambda k: Tiny(k, norm=True), lr=0.05, batch=6)
-    run = simulate(method, held, rounds=1, participation=3, evaluate="all", progress=False)
+    method = FedProto(factory=lambda k: Tiny(k, norm=True), lam=lam, lr=0.05, batch=6, predict=predict)
+    return simulate(method, held, rounds=rounds, participation=3, evaluate="all", progress=False, **how)
+
+
+def test_only_prototypes_are_sent() -> None:
+    run = play(rounds=1)
     row, size = run.rows[0], 3 * 48 * 4
     assert row["up"] == {"FedProto.count": 3 * 3 * 4, "FedProto.means": 3 * size}
     assert row["down"] == {"FedProto.prototypes": 3 * size, "FedProto.known": 3 * 3}
@@ -99,8 +104,23 @@ def test_only_prototypes_are_sent() -> None:
 
 
 @pytest.mark.parametrize("predict", ["prototype", "classifier"])
+def test_clients_improve(predict: Any) -> None:
+    assert play(rounds=5, predict=predict).rows[-1]["accuracy"] > 0.8
+
+
+def test_without_the_distance_training_is_local() -> None:
+    """FedAvg with nothing shared: the classifier's accuracy is that of local training."""
+    held = [ClientData(images(24, 3), images(60, 9))]
+    drawn = build(lambda: Tiny(3), derive(0, 0, "server", "init "))
+    proto = FedProto(factory=Tiny, lam=0.0, lr=0.1, momentum=0.0, batch=24, predict="classifier")
+    alone = FedAvg(factory=Tiny, initial=drawn.state_dict(), lr=0.1, batch=24)
+    rows = [simulate(m, held, rounds=3, progress=False).rows for m in (proto, alone)]
+    assert [r["accuracy_personal"]["mean"] for r in rows[0]] == [r["accuracy_clients"]["mean"] for r in rows[1]]
+
+
+@pytest.mark.parametrize("predict", ["prototype", "classifier"])
 def test_prediction_is_the_nearest_known_prototype_or_the_classifiers(predict: Any) -> None:
-    net, data = Tiny(3), images(60, 9)
+    net, data = build(lambda: Tiny(3), derive(6)), images(60, 9)
     prototypes = net.features(data.images[:3]).detach()
     memory = Message({FedProto.own: net.state_dict()})
     message = Message({FedProto.prototypes: prototypes, FedProto.known: torch.tensor([True, False, True])})
@@ -164,7 +184,29 @@ def test_values_of_condensed_are_checked() -> None:
     assert "Condensed(ipc=2" in repr(FedProto(factory=Tiny, condensed=Condensed(ipc=2, refine_steps=0)))
 
 
-def test_prototypes_are_means_in_eval_mode() -> None:
+def test_prototypes_are_means_in_eval_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With batch norm and dropout, embeddings differ between the modes."""
+
+    class Dropping(Tiny):
+        def features(self, x: torch.Tensor) -> torch.Tensor:
+            return self.drop(super().features(x))
+
+    def factory(outputs: int) -> nn.Module:
+        net = Dropping(outputs, norm=True)
+        net.drop = nn.Dropout(0.5)
+        return net
+
+    data, own, nets = images(24, 3), FedProto._network, []
+    monkeypatch.setattr(FedProto, "_network", lambda self, client: nets.append(own(self, client)) or nets[-1])
+    run = simulate(FedProto(factory=factory, lr=0.05, batch=6), [data], rounds=2, progress=False)
+    net = nets[-1].eval()
+    with torch.no_grad():
+        z = net.features(data.images)
+    wanted = torch.stack([z[data.labels == c].mean(0) for c in range(3)])
+    assert torch.allclose(run.server.state[FedProto.prototypes], wanted, atol=1e-5)
+
+
+def test_means_of_a_reply_are_those_of_the_trained_network_in_eval_mode() -> None:
     """With batch norm and dropout, embeddings differ between the modes."""
 
     def factory(outputs: int) -> nn.Module:
@@ -176,3 +218,21 @@ def test_prototypes_are_means_in_eval_mode() -> None:
     net.load_state_dict(client.memory[FedProto.own])
     wanted = torch.stack([net[:3](data.images[data.labels == c]).mean(0) for c in range(3)])
     assert torch.allclose(reply[FedProto.means], wanted, atol=1e-5)
+
+
+def test_classes_of_earlier_rounds_stay_known() -> None:
+    """One of two clients is drawn in each round, and they share no class."""
+    data = images(40, 3)
+    halves = [data[data.labels == 0], data[data.labels == 1]]
+    before, seen = torch.zeros(3, 48), set()
+    for rounds in range(1, 6):
+        method = FedProto(factory=Tiny, lr=0.05)
+        run = simulate(method, halves, rounds=rounds, participation=1, seed=2, progress=False)
+        (drawn,) = run.rows[-1]["drawn"]
+        seen.add(drawn)
+        state = run.server.state
+        assert set(state[FedProto.known].nonzero().flatten().tolist()) == seen
+        assert run.rows[-1]["prototypes"] == len(seen)
+        assert torch.equal(state[FedProto.prototypes][1 - drawn], before[1 - drawn])
+        before = state[FedProto.prototypes]
+    assert seen == {0, 1}

@@ -15,6 +15,7 @@ from fl.averaging.addon import AddOn
 from tests.fl.federations import Tiny, federation
 from tests.fl.invariances import assert_same
 from tests.fl.reference_problems import FixedBatches, assert_released, wave, waves
+from tests.refused import refused
 
 # The problem of two clients that the release was run on (Zoesgithub/FedReg at 34b081f: `step_func` of
 # FedUtils/fed/fedreg.py with `Model` of FedUtils/models/mnist/cnn.py, its network and constants replaced by these, in
@@ -70,6 +71,10 @@ def test_statistics_are_updated_once_a_step() -> None:
         method = FedAvg(*addons, factory=lambda k: Tiny(k, norm=True), batch=6)
         states.append(simulate(method, federation(), rounds=1, progress=False).server.state[FedAvg.model])
     assert torch.equal(states[0]["body.1.num_batches_tracked"], states[1]["body.1.num_batches_tracked"])
+
+
+def test_gamma_is_a_share() -> None:
+    refused(lambda: FedReg(gamma=1.5), ValueError, "gamma")
 
 
 def test_options_and_generators_of_the_generated_images() -> None:

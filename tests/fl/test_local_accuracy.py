@@ -19,7 +19,14 @@ from tests.refused import refused
 @pytest.mark.parametrize("beside", [(), (NaiveVHL(classes=3, per_class=4, options={"width": 8}), FedAvgM(0.5))])
 def test_accuracy_is_that_of_every_trained_model_with_batch_statistics(beside: tuple[AddOn, ...]) -> None:
     trained: dict[tuple[int, int], Any] = {}
-    run = play(LocalAccuracy(), Peek(trained), *beside)
+
+    class Compare(AddOn):
+        def read_reply(self, server: Any, reply: Any, out: Any) -> None:
+            state = server.trained(reply).network.state_dict()
+            found = [net.state_dict() for _, net in list(trained.values())]  # clients' threads add theirs meanwhile
+            assert any(all(torch.allclose(t, net[n], atol=1e-6) for n, t in state.items()) for net in found)
+
+    run = play(LocalAccuracy(), Peek(trained), Compare(), *beside, rounds=3)
     for row in run.rows:
         nets = [trained[row["round"], k][1] for k in row["drawn"]]
         want = torch.tensor([float((n(TEST.images)[:, :3].argmax(1) == TEST.labels).double().mean()) for n in nets])

@@ -417,7 +417,10 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: outcome_of_run(plain(initial=NAN)), r"initial\['classifier.bias'\] must be finite"),
     (lambda: outcome_of_run(plain(objective=lambda y, t: total(y, t) * torch.nan)), "objective must return a finite"),
     (lambda: outcome_of_run(plain(objective=total)), "objective must return the mean over the batch"),
-    (lambda: outcome_of_run(cog(lambda shape, latent: None)), r"from the shape \(1, 4, 4\) and the length 256: "),
+    (
+        lambda: outcome_of_run(cog(lambda shape, latent: None)),
+        r"FedCOG: decoder must make a network from the shape \(1, 4, 4\) and the length 256: ",
+    ),
     (lambda: outcome_of_run(cog(lambda shape, latent: torch.nn.Linear(latent, 7))), "parametrize must give images"),
     (lambda: with_addon(fl.addons.VHL(**NOISE, augment=lambda x, g: x[:1])), "VHL: augment must return"),
     (lambda: with_addon(fl.addons.Anchors(ipc=1, selected=(9,), steps=1)), r"Anchors: selected=\(9,\) names no round"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -16,7 +17,35 @@ from fl import ClientOptimizer, FedAvg, simulate
 from fl.addons import SCAFFOLD, Ditto, FedDecorr, FedExP, FedNova, FedProx
 from fl.averaging.optimizer import load_state, saved_state
 from fl.batches import Phase
+from tests.fl import linear
 from tests.fl.federations import Tiny, federation
+
+
+@pytest.mark.parametrize("participation", [1.0, 2])
+def test_momentum_continues_from_the_clients_last_round(participation: float | int) -> None:
+    """Follow VHL's release, which never clears a client's optimiser when all are instantiated.
+
+    See lines 133-138 of algorithms_standalone/basePS/client.py: v = .9 v + g over rounds, whatever the weights were set
+    to meanwhile.
+    """
+    how = {"participation": participation}
+    result = linear.run(
+        rounds=4, how=how, epochs=2, lr=0.1, momentum=0.9, optimizer=ClientOptimizer(lr_decay=0.8, state="client")
+    )
+    w, velocity = linear.START, {k: np.zeros_like(linear.START) for k in range(3)}
+    for t, row in enumerate(result.rows):
+        trained = []
+        for k in row["drawn"]:
+            here = w.copy()
+            for _ in range(2):
+                velocity[k] = 0.9 * velocity[k] + linear.numerical_gradient(lambda v, k=k: linear.base_loss(k, v), here)  # type: ignore[misc]
+                here = here - 0.1 * 0.8**t * velocity[k]
+            trained.append(here)
+        w = linear.average(trained, row["drawn"])
+    assert linear.weights(result) == pytest.approx(w, abs=2e-5)
+    forgetful = linear.run(rounds=4, how=how, epochs=2, lr=0.1, momentum=0.9, optimizer=ClientOptimizer(lr_decay=0.8))
+    assert np.abs(linear.weights(forgetful) - w).max() > 0.01
+
 
 Optimizers = Callable[[Tiny], Sequence[torch.optim.Optimizer]]
 

@@ -36,12 +36,20 @@ def both_weights(sizes: list[int], m: int, workers: int = 1, **options: Any) -> 
     ("sizes", "m", "options"),
     [
         (SIZES, 6, {"lr": 0.1}),
+        (SIZES, 3, {"lr": 0.1, "momentum": 0.9, "lr_decay": 0.7, "epochs": 2, "batch": 10, "rounds": 5}),
         (SIZES, 3, {"lr": 0.1, "momentum": 0.9, "lr_decay": 0.7, "decay": 0.1, "epochs": 2, "batch": 10, "rounds": 5}),
         (SIZES, 2, {"lr": 0.05, "momentum": 0.5, "lr_decay": 0.9, "batch": 8, "rounds": 6, "seed": 3, "workers": 2}),
         ([9, 0, 14], 2, {"lr": 0.1, "batch": 4, "rounds": 4}),
         ([1, 30], 2, {"lr": 0.1, "batch": 32}),
     ],
-    ids=["all take part", "some, momentum and decays", "two workers", "an empty client", "one image"],
+    ids=[
+        "all take part",
+        "some, momentum and decay",
+        "weight decay too",
+        "two workers",
+        "an empty client",
+        "one image",
+    ],
 )
 def test_fedavg_equals_the_papers_algorithm_bitwise(sizes: list[int], m: int, options: dict[str, Any]) -> None:
     plain, run = both_weights(sizes, m, **options)

@@ -243,10 +243,13 @@ def test_models_and_sets_of_every_method_are_loaded(name: str, tmp_path: Path) -
 HOW: dict[str, Any] = {"rounds": 2, "test": images(9, 7), "seed": 4, "participation": 2, "progress": False}
 
 
-def test_run_of_simulate_is_repeated_on_given_images(tmp_path: Path) -> None:
-    more = {"out": tmp_path / "run", "server_threads": 2, "min_replies": 2}
-    simulate(FedAvg(factory=Tiny, steps=2), federation(), **{**HOW, **more, "rounds": 1})
-    ran = simulate(FedAvg(factory=Tiny, steps=2), federation(), resume=True, **HOW, **more)  # now it is longer
+@pytest.mark.parametrize("longer", [False, True])
+def test_run_of_simulate_is_repeated_on_given_images(longer: bool, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"out": tmp_path / "run", "server_threads": 2}
+    if longer:
+        more["min_replies"] = 2
+        simulate(FedAvg(factory=Tiny, steps=2), federation(), **{**HOW, **more, "rounds": 1})
+    ran = simulate(FedAvg(factory=Tiny, steps=2), federation(), resume=longer, **HOW, **more)
     with pytest.raises(NotRepeatable, match=r"does not record its task, .* repeat\(folder, clients=..., test=...\)"):
         again(tmp_path / "run")
     found = again(tmp_path / "run", clients=federation(), test=HOW["test"])
@@ -264,14 +267,14 @@ def test_run_of_simulate_is_repeated_on_given_images(tmp_path: Path) -> None:
     refused(kept, ValueError, said)
 
 
-def test_seeded_private_run_repeats_to_the_same_hash(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [False, True])
+def test_seeded_private_run_repeats_to_the_same_hash(given: bool, tmp_path: Path) -> None:
     method = Filtered(FedAvg(factory=Tiny, steps=1, weights="uniform"), ClientDP(sigma=1.0, rate=0.5, clip=1.0))
-    ledger, out = (
-        Ledger(tmp_path / "ledger", delta=1e-4, budget=90.0, disjoint=False),
-        RunFolder(tmp_path / "run", notes={"why": 1}),
-    )
-    how: dict[str, Any] = {"seed": 4, "secret": 7, "evaluate": "none", "ledger": ledger, "progress": False}
-    ran = simulate(method, federation(), rounds=2, out=out, **how)
+    how: dict[str, Any] = {"seed": 4, "secret": 7, "out": tmp_path / "run", "progress": False}
+    if given:
+        how["ledger"] = Ledger(tmp_path / "ledger", delta=1e-4, budget=90.0, disjoint=False)
+        how |= {"evaluate": "none", "out": RunFolder(tmp_path / "run", notes={"why": 1})}
+    ran = simulate(method, federation(), rounds=2, **how)
     found = again(tmp_path / "run", clients=federation())
     assert (found.hash, found.config) == (outcome_hash(ran), load(tmp_path / "run", trust=HERE).config)
     refused(lambda: again(tmp_path / "run", clients=federation()[::-1]), NotRepeatable, "data: was")

@@ -370,6 +370,7 @@ def test_inconsistent_replies_do_not_count_in_part() -> None:
         {E.a: torch.ones(2), E.c: torch.tensor(1)},
         {E.a: torch.ones(2), E.c: 3},
         {E.a: {"x": torch.ones(2)}},
+        {E.a: torch.ones(3)},
         {E.c: {"m": torch.ones(2)}, E.a: torch.ones(3)},
         {E.a: torch.ones(2), E.d: pictures.replace(normalization=Normalization([0.5], [0.5]))},
         {E.a: torch.ones(2), E.d: pictures.replace(num_classes=4)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,10 @@ from tests.fl.invariances import network
 from tests.refused import refused
 
 RULES = {
-    "median": RobustMean(2),
-    "trimmed": RobustMean(2, "trimmed"),
-    "krum": RobustMean(2, "krum"),
-    "multi-krum": RobustMean(2, "krum", best=3),
+    "median": RobustMean(1),
+    "trimmed": RobustMean(1, "trimmed"),
+    "krum": RobustMean(1, "krum"),
+    "multi-krum": RobustMean(1, "krum", best=3),
 }
 
 
@@ -41,26 +42,26 @@ def krum(vectors: Any, f: int, keep: int = 1) -> list[int]:
     return sorted(sorted(range(len(vectors)), key=lambda i: (score[i], i))[:keep])
 
 
-def combined(vectors: Any, rule: str) -> Any:
-    """Return the result of each rule for the rows of `vectors` with f = 2, in NumPy."""
+def combined(vectors: Any, rule: str, f: int = 1) -> Any:
+    """Return the result of each rule for the rows of `vectors` with f attackers, in NumPy."""
     if rule == "median":
         return np.median(vectors, axis=0)
     if rule == "trimmed":
-        return np.sort(vectors, axis=0)[2:-2].mean(0)
-    return vectors[krum(vectors, 2, 1 if rule == "krum" else 3)].mean(0)
+        return np.sort(vectors, axis=0)[f:-f].mean(0)
+    return vectors[krum(vectors, f, 1 if rule == "krum" else 3)].mean(0)
 
 
 class Poison(AddOn):
-    """The named clients send a huge change."""
+    """The named clients send their change times `times`."""
 
     key = "Poison"
 
-    def __init__(self, *clients: int) -> None:
-        self.clients = clients
+    def __init__(self, *clients: int, times: float = -1e6) -> None:
+        self.clients, self.times = clients, times
 
     def after_training(self, local: Any, update: Any, reply: Any) -> None:
         if local.client.id in self.clients:
-            reply[FedAvg.update] = {n: -1e6 * u for n, u in update.items()}
+            reply[FedAvg.update] = {n: self.times * u for n, u in update.items()}
 
 
 class Witness(AddOn):
@@ -99,19 +100,87 @@ def moved(run: Run) -> Any:
     source="Yin et al., ICML 2018, median and trimmed mean; Blanchard et al., NeurIPS 2017, the Krum function; "
     "written out in NumPy of our own",
 )
-@pytest.mark.parametrize("poisoned", [(), (2, 5)])
-@pytest.mark.parametrize("clients", [7, 8])
+@pytest.mark.parametrize("poisoned", [(), (2,)])
+@pytest.mark.parametrize("clients", [5, 6])
 @pytest.mark.parametrize("rule", RULES)
 def test_round_follows_the_formula(rule: str, clients: int, poisoned: tuple[int, ...]) -> None:
     witness = Witness()
-    held = [images(12 + 3 * k, seed=k) for k in range(9)]
-    run = play(RULES[rule], witness, Poison(*poisoned), clients=held, initial=INITIAL, participation=clients)
-    assert not run.rows[0]["failed"]
+    held = [images(12 + 3 * k, seed=k) for k in range(clients)]
+    run = play(RULES[rule], witness, Poison(*poisoned, times=-3.0), clients=held, initial=INITIAL)
     vectors = np.stack([flat(u) for u in witness.seen])
     assert moved(run) == pytest.approx(combined(vectors, rule), abs=1e-6)
     assert moved(run) != pytest.approx(vectors.mean(0), abs=1e-4)
     if "krum" in rule:
+        assert run.rows[0]["krum_clients"] == krum(vectors, 1, RULES[rule].best)
+
+
+@pytest.mark.parametrize("poisoned", [(), (2, 5)])
+@pytest.mark.parametrize("clients", [7, 8])
+@pytest.mark.parametrize("rule", RULES)
+def test_round_of_some_clients_with_two_attackers_follows_the_formula(
+    rule: str, clients: int, poisoned: tuple[int, ...]
+) -> None:
+    witness = Witness()
+    held = [images(12 + 3 * k, seed=k) for k in range(9)]
+    addons = replace(RULES[rule], attackers=2), witness, Poison(*poisoned)
+    run = play(*addons, clients=held, initial=INITIAL, participation=clients)
+    assert not run.rows[0]["failed"]
+    vectors = np.stack([flat(u) for u in witness.seen])
+    assert moved(run) == pytest.approx(combined(vectors, rule, 2), abs=1e-6)
+    assert moved(run) != pytest.approx(vectors.mean(0), abs=1e-4)
+    if "krum" in rule:
         assert run.rows[0]["krum_clients"] == [run.rows[0]["drawn"][i] for i in krum(vectors, 2, RULES[rule].best)]
+
+
+# Laws of the rules themselves.
+
+NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32)
+
+
+@st.composite
+def poisoned(draw: Any, least: int) -> tuple[Any, list[int], int]:
+    """(rows [n, 3], numbers of the honest ones, f): n is at least 2 f + `least`; honest values are small."""
+    f = draw(st.integers(1, 3))
+    n = 2 * f + least + draw(st.integers(0, 3))
+    false = draw(st.sets(st.integers(0, n - 1), max_size=f))
+    small = st.floats(-1, 1, width=32)
+    rows = [[draw(NUMBERS if i in false else small) for _ in range(3)] for i in range(n)]
+    return torch.tensor(rows), [i for i in range(n) if i not in false], f
+
+
+@settings(max_examples=30, deadline=None)
+@given(poisoned(least=1), st.sampled_from(["median", "trimmed"]))
+def test_no_coordinate_leaves_the_hull_of_the_honest(case: tuple[Any, list[int], int], rule: str) -> None:
+    rows, honest, f = case
+    got = _trimmed_mean(rows, (len(rows) - 1) // 2 if rule == "median" else f)
+    slack = 1e-12
+    assert (got >= rows[honest].min(0).values.double() - slack).all()
+    assert (got <= rows[honest].max(0).values.double() + slack).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(poisoned(least=3), st.floats(1.01, 1e6))
+def test_krum_selects_an_honest_vector_if_attackers_are_far(case: tuple[Any, list[int], int], further: float) -> None:
+    """s of an honest vector is at most (n - f - 2) d^2; of an attacker at distance D at least (n - 2 f - 1) D^2."""
+    rows, honest, f = case
+    rows = rows.double()
+    n, d = len(rows), 2 * 3**0.5
+    apart = further * d * ((n - f - 2) / (n - 2 * f - 1)) ** 0.5 + 3**0.5
+    for i in set(range(n)) - set(honest):  # all false ones at one point: the best that they can do for each other
+        rows[i] = torch.tensor([apart, 0.0, 0.0])
+    assert _krum_choice({"a": rows[:, :1], "b": rows[:, 1:]}, f, 1)[0] in honest
+
+
+@settings(max_examples=30, deadline=None)
+@given(poisoned(least=3), st.randoms(use_true_random=False))
+def test_order_of_the_clients_changes_nothing(case: tuple[Any, list[int], int], random: Any) -> None:
+    rows, _, f = case
+    order = random.sample(range(len(rows)), len(rows))
+    for trim in (0, f, (len(rows) - 1) // 2):
+        torch.testing.assert_close(_trimmed_mean(rows[order], trim), _trimmed_mean(rows, trim), rtol=0, atol=0)
+    score = scores(rows.double().numpy(), f)
+    for chosen in (_krum_choice({"": rows}, f, 1)[0], order[_krum_choice({"": rows[order]}, f, 1)[0]]):
+        assert score[chosen] == pytest.approx(min(score), rel=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,6 +202,21 @@ def test_smaller_client_number_wins_a_tie() -> None:
     assert _krum_choice({"": torch.ones(5, 4)}, 1, 2) == [0, 1]
 
 
+# Runs.
+
+
+@pytest.mark.parametrize("rule", ["median", "multi-krum"])
+def test_poison_that_ruins_the_mean_has_little_effect(rule: str) -> None:
+    test = images(90, seed=9)
+    ruined = play(Poison(3), rounds=1, test=test, max_update_norm=1e9)
+    held = play(RULES[rule], Poison(3), rounds=6, test=test)
+    assert ruined.server.state[FedAvg.model]["classifier.weight"].abs().max() > 1e3
+    assert held.server.state[FedAvg.model]["classifier.weight"].abs().max() < 10
+    assert held.accuracy_last > 0.8 > ruined.accuracy_last
+    if "krum" in rule:
+        assert all(3 not in row["krum_clients"] for row in held.rows)
+
+
 # Refusals.
 
 
@@ -146,6 +230,7 @@ class Summed(AddOn):
     ("make", "error"),
     [
         (lambda: RobustMean(1, best=2), r"best=2 belongs to rule='krum', got rule='median'; leave it out"),
+        (lambda: RobustMean(1, "trimmed", best=2), r"best=2 belongs to rule='krum', got rule='trimmed'"),
         (lambda: FedAvg(RobustMean(1), factory=Tiny), r"give weights='uniform', got 'samples'"),
         (
             lambda: FedAvg(RobustMean(1), Summed(), factory=Tiny, weights="uniform"),
@@ -166,6 +251,7 @@ def test_entries_it_cannot_guard_are_refused(make: Any, error: str) -> None:
     [
         (RobustMean(3), "attackers=3, rule='median'"),
         (RobustMean(3, "trimmed"), "attackers=3, rule='trimmed'"),
+        (RobustMean(2, "krum"), "attackers=2, rule='krum', best=1"),
         (RobustMean(2, "krum", best=2), "attackers=2, rule='krum', best=2"),
         (RobustMean(1, "krum", best=6), "attackers=1, rule='krum', best=6"),
     ],

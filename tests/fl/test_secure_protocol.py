@@ -279,6 +279,7 @@ def test_too_few_or_foreign_survivors_are_refused() -> None:
     for survivors, said in (
         ([0, 1], "2 clients are left, below the threshold of 3"),
         ([1, 2, 3], "the server does not say that client 0 is in the sum, but sends it a request"),
+        ([0, 1, 7], "client 7 is in the sum"),
         ([0, 1, 8, 7], "client 7 is in the sum, which is impossible"),
         ([0, 1, 2, 1], "one client twice is in the sum, which is impossible"),
     ):
@@ -305,9 +306,9 @@ def test_keyring_is_private_and_persistent(tmp_path: Path) -> None:
     assert registry == Keyring(tmp_path / "ring").registry([0, 1, 2]) != Keyring(tmp_path / "other").registry(3)
     turned = Registry({client: ring.enroll(client) for client in (2, 1, 0)})
     assert (turned, hash(turned), repr(turned)) == (registry, hash(registry), repr(registry))
-    some = ring.registry([4, 1])
-    some.write(tmp_path / "registry.json")
-    assert Registry.read(tmp_path / "registry.json") == some
+    for some in (registry, ring.registry([4, 1])):
+        some.write(tmp_path / "registry.json")
+        assert Registry.read(tmp_path / "registry.json") == some
     ring.save_session(1, {"step": "keys"})
     assert Keyring(tmp_path / "ring").load_session(1) == {"step": "keys"}
     files = [p for p in (tmp_path / "ring").rglob("*") if p.is_file()]
@@ -406,3 +407,4 @@ def test_secrets_are_synced_before_a_step_returns(tmp_path: Path, monkeypatch: p
     synced.clear()
     ring.delete_session(0)
     assert len(synced) == 1
+    assert ring.load_session(0) is None

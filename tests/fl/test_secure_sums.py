@@ -77,13 +77,15 @@ class Every:
 ENTRIES = {e.key: e for e in vars(Every).values() if isinstance(e, Entry)}
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-MAXIMA = {"Every.weight": 64.0, "Every.rows": 32.0, "Every.count": 100.0}
+MAXIMA = {"Every.weight": 50.0, "Every.rows": 20.0, "Every.count": 100.0}
+POWERS = {**MAXIMA, "Every.weight": 64.0, "Every.rows": 32.0}  # with which weights are summed exactly
 
 
+@pytest.mark.parametrize("maxima", [MAXIMA, POWERS], ids=["any", "powers of two"])
 @given(st.integers(0, 2**30), st.sampled_from(FLOATS), st.sampled_from(WHOLE), st.integers(1, 4), st.integers(8, 52))
 @FEW
 def test_decoded_sum_is_within_half_a_unit_per_client(
-    seed: int, dtype: torch.dtype, whole: torch.dtype, clients: int, bits: int
+    maxima: dict[str, float], seed: int, dtype: torch.dtype, whole: torch.dtype, clients: int, bits: int
 ) -> None:
     g = torch.Generator().manual_seed(seed)
 
@@ -106,7 +108,7 @@ def test_decoded_sum_is_within_half_a_unit_per_client(
 
     replies = [reply() for _ in range(clients)]
     schema: Schema = {key: EntrySpec(value) for key, value in replies[0].items()}
-    layout = ReplyLayout.from_schema(schema, ENTRIES, {**dict.fromkeys(ENTRIES, 3.0), **MAXIMA}, bits, 6)
+    layout = ReplyLayout.from_schema(schema, ENTRIES, {**dict.fromkeys(ENTRIES, 3.0), **maxima}, bits, 6)
     assert ReplyLayout.from_json(layout.to_json()) == layout
     assert layout.matches(schema)
     reducer = Aggregator(ENTRIES)
@@ -123,9 +125,13 @@ def test_decoded_sum_is_within_half_a_unit_per_client(
         for name, theirs, ours in each(want.sum(entry), got.sum(entry)):
             if theirs.numel():
                 assert float((theirs.double() - ours.double()).abs().max()) <= off * (1 + 1e-9) + 1e-12, name
-            assert torch.equal(*(torch.as_tensor(replies.weight(entry, name)).double() for replies in (want, got)))
+            weights = [torch.as_tensor(replies.weight(entry, name)).double() for replies in (want, got)]
+            assert torch.equal(*weights) or maxima is not POWERS
         for _, theirs, ours in each(want[entry], got[entry]):
-            torch.testing.assert_close(ours, theirs, rtol=0.02, atol=off)
+            assert theirs.dtype == ours.dtype
+            assert theirs.shape == ours.shape
+            if maxima is POWERS:
+                torch.testing.assert_close(ours, theirs, rtol=0.02, atol=off)
         if line.is_integer:
             assert torch.equal(want[entry], got[entry])
 
@@ -163,15 +169,19 @@ def test_possible_overflow_is_refused_when_built() -> None:
         ReplyLayout.from_schema(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 8)
 
 
-def test_largest_values_do_not_overflow() -> None:
-    schema: Schema = {Every.total.key: EntrySpec(torch.zeros(2, dtype=torch.float64), minimum=-3.0, maximum=2.0)}
-    layout = ReplyLayout.from_schema(schema, ENTRIES, {}, 52, 2047)
+@pytest.mark.parametrize("given", [True, False], ids=["bounds", "limits"])
+def test_largest_values_do_not_overflow(given: bool) -> None:
+    """The maxima are given as bounds, or are those of the schema."""
+    limits: dict[str, float] = {} if given else {"minimum": -3.0, "maximum": 2.0}
+    schema: Schema = {Every.total.key: EntrySpec(torch.zeros(2, dtype=torch.float64), **limits)}
+    layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 3.0} if given else {}, 52, 2047)
     vector = layout.encode(Message({Every.total: torch.tensor([3.0, -3.0], dtype=torch.float64)}))
     total = layout.decode(2047 * vector, list(range(2047)), schema)[Every.total]
     assert total.tolist() == [3.0 * 2047, -3.0 * 2047]
-    weight = EntrySpec(1.0, minimum=0.0, maximum=50.0)
+    weight = EntrySpec(1.0) if given else EntrySpec(1.0, minimum=0.0, maximum=50.0)
     schema = {Every.weighted.key: EntrySpec({"x": torch.zeros(1)}), Every.weight.key: weight}
-    layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.weighted.key: 3.0}, 52, 2047)
+    bounds = {Every.weighted.key: 3.0, **({Every.weight.key: 50.0} if given else {})}
+    layout = ReplyLayout.from_schema(schema, ENTRIES, bounds, 52, 2047)
     vector = layout.encode(Message({Every.weighted: {"x": torch.tensor([3.0])}, Every.weight: 50.0}))
     assert vector.abs().tolist() == [2**52] * 2
     decoded = layout.decode(2047 * vector, list(range(2047)), schema)
@@ -237,6 +247,28 @@ def test_rounds_with_fewer_entries_are_summed(ring: InMemoryKeyring) -> None:
     assert secure.rows[0]["up"]["SecureSums.masked"] > secure.rows[1]["up"]["SecureSums.masked"]
 
 
+def test_masks_differ_and_results_are_bitwise_equal(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "ring")
+    method, seen, runs = sealed(FedAvg(SCAFFOLD(), **FAST), ring, bounds={SCAFFOLD.drift: 40.0}), [], []
+    for i in range(2):
+        runs.append(play(method, out=fl.RunFolder(tmp_path / str(i), transcript=True)))
+        ups = [m for m in transcript.read_transcript(tmp_path / str(i)) if (m.direction, m.exchange) == ("up", "local")]
+        seen.append({(m.round, m.client): m.values for m in ups})
+    assert_same(*runs)
+    assert len(seen[0]) == 8
+    for key, values in seen[0].items():
+        assert not (values["SecureSums.masked"] == seen[1][key]["SecureSums.masked"]).any()
+
+
+def test_killed_run_resumes_bitwise_equal(ring: InMemoryKeyring, tmp_path: Path) -> None:
+    method = sealed(FedAvg(MOON(), **FAST), ring)
+    whole = play(method, rounds=3)
+    play(method, rounds=2, out=tmp_path / "run")
+    # killed in the middle of round 3
+    ring.save_session(1, {"step": "assent", "seed_of_run": 0, "round": 3, "shares": {}})
+    assert_same(whole, play(method, rounds=3, out=tmp_path / "run", resume=True))
+
+
 def test_killed_run_resumes_bitwise_equal_with_other_masks(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "ring")
     method = sealed(FedAvg(MOON(), **FAST), ring)
@@ -277,10 +309,12 @@ class Dropping(SecureSums):
 
 
 class Absent(FedAvg):
-    """Client 1 fails in round 2."""
+    """One client fails in round 2."""
+
+    absent = 3
 
     def local(self, client: Client, message: Message) -> Message:
-        if client.round == 2 and client.id == 1:
+        if client.round == 2 and client.id == self.absent:
             raise ConnectionError
         return super().local(client, message)
 
@@ -288,17 +322,19 @@ class Absent(FedAvg):
 STEPS = ("announce", "deal", "local", "assent", "disclose")
 
 
+@pytest.mark.parametrize("lost", [3, 1])
 @pytest.mark.parametrize("step", STEPS)
-def test_dropout_in_any_step_leaves_the_sum_of_the_others(step: str, ring: InMemoryKeyring) -> None:
-    run = play(sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(1,)), rounds=3, evaluate="none")
+def test_dropout_in_any_step_leaves_the_sum_of_the_others(step: str, lost: int, ring: InMemoryKeyring) -> None:
+    run = play(sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(lost,)), rounds=3, evaluate="none")
     inside = step in ("assent", "disclose")
-    plain = play((FedAvg if inside else Absent)(**FAST), rounds=3, evaluate="none")
+    absent = type("Absent", (Absent,), {"absent": lost})
+    plain = play((FedAvg if inside else absent)(**FAST), rounds=3, evaluate="none")
     assert max_difference(run, plain) < 1e-6
     assert [row["accuracy"] for row in run.rows] == [row["accuracy"] for row in plain.rows]
     row = run.rows[1]
-    assert list(row["failed"]) == ([] if inside else ["1"])
+    assert list(row["failed"]) == ([] if inside else [str(lost)])
     assert ("failed_after" in row) == inside
-    where = row["failed_after"][step]["1"] if inside else row["failed"]["1"]
+    where = row["failed_after"][step][str(lost)] if inside else row["failed"][str(lost)]
     assert "the line went dead" in where
     assert row["secure_sum"] == {"clients": 4 if inside else 3, "recovered": 1 if step == "local" else 0}
     assert run.rows[2]["secure_sum"] == {"clients": 4, "recovered": 0}
@@ -373,7 +409,10 @@ def test_nothing_else_is_sent_in_clear(ring: InMemoryKeyring) -> None:
         r"FedAvg.update\[body.0.weight\] exceeds its public maximum 1e-06, or is NaN: use a smaller learning rate, or "
         r"a larger SecureSums\(bounds={FedAvg.update: ...}\) on the server and all clients"
     )
-    refused(lambda: play(tight), NoUsableReply, said)
+    with pytest.raises(NoUsableReply, match=said) as found:
+        play(tight)
+    rest = str(found.value).split("exceeds its public maximum 1e-06")[1].split("use a smaller")[0]
+    assert not any(c.isdigit() for c in rest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,6 +422,7 @@ class Forging(SecureSums):
     key = "SecureSums"
     announced: tuple[int, ...] = ()
     signed: tuple[int, ...] = ()
+    signed_in: int = 1
 
     def announce(self, client: Client, message: Message) -> Message:
         reply = super().announce(client, message)
@@ -391,7 +431,7 @@ class Forging(SecureSums):
 
     def assent(self, client: Client, message: Message) -> Message:
         reply = super().assent(client, message)
-        reply[self.signatures][0, 0] ^= client.id in self.signed
+        reply[self.signatures][0, 0] ^= client.id in self.signed and client.round >= self.signed_in
         return reply
 
 
@@ -410,11 +450,31 @@ def test_forged_or_foreign_keys_and_signatures_are_excluded_by_name(ring: InMemo
         )
         method = sealed(FedAvg(**FAST), ring, Forging, **{option: (0, 2)})
         refused(lambda m=method: play(m), NoUsableReply, few)
+    both = sealed(FedAvg(**FAST), ring, Forging, announced=(2,), signed=(1,), signed_in=2)
+    assert "the keys of client 2 are not signed for this round" in play(both, rounds=1).rows[0]["failed"]["2"]
+    refused(lambda: play(both, rounds=2), NoUsableReply, "client 1: its signature is invalid, or for another sum")
     method = sealed(FedAvg(**FAST), ring)
     ring.identities[2] = bytes(range(32))
     run = play(method, rounds=1)
     assert "ProtocolError: the keyring's key of client 2 is not its key in the registry" in run.rows[0]["failed"]["2"]
     assert run.rows[0]["secure_sum"] == {"clients": 3, "recovered": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(SecureSums):
+    """A server that tells some clients in round 2 that client 3 has dropped out."""
+
+    key = "SecureSums"
+
+    def send_exchange(self, server: Any, verb: str, client: int) -> Message:
+        message = super().send_exchange(server, verb, client)
+        if verb == "assent" and server.round == 2 and client < 2:
+            message[self.survivors] = message[self.survivors][:3]
+        return message
+
+
+def test_inconsistent_server_gets_no_shares(ring: InMemoryKeyring) -> None:
+    refused(lambda: play(sealed(FedAvg(**FAST), ring, Greedy)), NoUsableReply, r"after 'assent' 2 clients are left")
 
 
 # Refusals.
@@ -457,8 +517,11 @@ def test_entries_that_cannot_be_summed_are_refused_by_name(like: EntrySpec, said
 
 
 def test_weight_without_a_maximum_gets_the_default() -> None:
-    layout = ReplyLayout.from_schema({Every.weight.key: EntrySpec(1.0, maximum=5.0)}, ENTRIES, {}, 40, 4)
-    assert [line.most for line in layout.entries] == [MAX_WEIGHT]
+    for like in (EntrySpec(1.0), EntrySpec(1.0, maximum=5.0)):
+        layout = ReplyLayout.from_schema({Every.weight.key: like}, ENTRIES, {}, 40, 4)
+        assert [line.most for line in layout.entries] == [MAX_WEIGHT]
+    with pytest.raises(ValueError, match="Every.over has no public maximum"):
+        ReplyLayout.from_schema({Every.over.key: EntrySpec(torch.zeros(2))}, ENTRIES, {}, 40, 4)
     lopsided: Schema = {Every.over.key: EntrySpec(torch.zeros(2), minimum=-3.0, maximum=1.0, max_unit=3 / 2**40)}
     assert [line.most for line in ReplyLayout.from_schema(lopsided, ENTRIES, {}, 40, 4).entries] == [3.0]
     for low, bounds in ((-float("inf"), {}), (-1.0, {Every.over.key: 0.0})):
@@ -503,6 +566,11 @@ def test_methods_without_sums_are_refused_by_name(method: Method, said: str, rin
     refused(lambda: play(sealed(method, ring)), PrivacyError, said)
 
 
+def test_batch_norm_without_counters_is_summed(ring: InMemoryKeyring) -> None:
+    method = sealed(FedAvg(**{**FAST, "factory": lambda n: Tiny(n, norm=True), "buffers": "drop"}), ring)
+    assert play(method, rounds=1).rows[0]["secure_sum"]["clients"] == 4
+
+
 @dataclass(frozen=True)
 class Doubling(fl.Filter):
     """A filter before secure sums, with its own entry."""
@@ -545,8 +613,9 @@ class Growing(FedAvg):
 BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"threshold": 2},
-        "more than half of the 4 clients of a round; got 2, with which the server could unmask two sums",
+        "threshold must be more than half of the 4 clients of a round; got 2, with which the server could unmask two",
     ),
+    ({"bounds": {Every.total: 1.0}}, "bounds names Every.total, which is not in the replies"),
     (
         {"bounds": {FedAvg.buffers: 1.0}},
         "bounds names FedAvg.buffers, which is not in the replies; the replies have FedAvg.samples, FedAvg.update$",
@@ -555,7 +624,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "said"), BAD, ids=["threshold", "bounds", "keyring"])
+@pytest.mark.parametrize(("options", "said"), BAD, ids=["threshold", "another entry", "bounds", "keyring"])
 def test_invalid_options_are_explained(options: dict[str, Any], said: str, ring: InMemoryKeyring) -> None:
     refused(lambda: play(sealed(FedAvg(**FAST), ring, **options)), (ValueError, NoUsableReply), said)
 
@@ -563,6 +632,8 @@ def test_invalid_options_are_explained(options: dict[str, Any], said: str, ring:
 def test_missing_maximum_and_missing_key_are_named(ring: InMemoryKeyring) -> None:
     with pytest.raises(ValueError, match="FedAvg.update has no public maximum.*bounds={FedAvg.update: B}"):
         play(Filtered(FedAvg(**FAST), SecureSums(ring.registry(4), keyring=ring, threshold=3)))
+    with pytest.raises(ValueError, match="client 3 is not in the registry"):
+        play(Filtered(FedAvg(**FAST), SecureSums(ring.registry(3), keyring=ring, threshold=3)))
     few = ring.registry(2)
     said = f"client 2 is not in the registry ({few}): enrol every client, and build the registry from all of them"
     method = Filtered(FedAvg(**FAST), SecureSums(few, keyring=ring, threshold=2))

@@ -97,3 +97,7 @@ def test_architecture_of_no_drawn_client_is_unchanged(addon: AddOn) -> None:
     for name in then:
         still = torch.equal(then[name], now[name])
         assert still if "/b/" in name else not still or name.endswith("tracked"), name
+
+
+def test_decay_of_one_is_refused() -> None:
+    refused(lambda: FedAdam(beta1=1.0), ValueError, "beta1 must be")

@@ -77,12 +77,14 @@ def test_global_model_selects_images_for_the_next_round(space: Normalization) ->
     assert server.state[SharedPool.index].tolist() == want.tolist()
 
 
-@pytest.mark.parametrize(("rate", "returns"), [(1.0, "last"), (0.5, "best")])
-def test_without_selection_it_equals_feddf_with_logits_sent(rate: float, returns: str) -> None:
+@pytest.mark.parametrize(
+    ("rate", "returns", "clip"), [(1.0, "last", 2.5), (0.5, "last", 2.5), (1.0, "last", 2.0), (0.5, "best", 2.0)]
+)
+def test_without_selection_it_equals_feddf_with_logits_sent(rate: float, returns: str, clip: float) -> None:
     """Row 1 of Table 6. Clients of one size and batches of the whole pool, so only the traffic differs."""
     clients = [images(12, seed) for seed in range(4)]
     proxy = LabeledImages.from_pixels(PICTURES, torch.zeros(14, dtype=torch.int64), num_classes=3)
-    how: dict[str, Any] = {"steps": 3, "batch": 14, "rate": rate, "clip": 2.0, "lr": 0.02, "returns": returns}
+    how: dict[str, Any] = {"steps": 3, "batch": 14, "rate": rate, "clip": clip, "lr": 0.02, "returns": returns}
     feddf = FedDF(**how, schedule="constant", gradient_norm=None)
     data = {"clients": clients, "server_data": {"proxy": proxy, "validation": images(40, 9)}}
     one, other = play(SharedPool(PICTURES, keep=14, **how), simulation=data), play(feddf, simulation=data)

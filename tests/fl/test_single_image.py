@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from fl.averaging.addon import AddOn
 from fl.methods import ClippedCrossEntropy, SingleImage
 from fl.participants import Interrupted
 from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_same
 from tests.refused import refused
 
 PHOTO = torch.rand(1, 24, 30, generator=derive(0))
@@ -106,8 +107,10 @@ def constant(x: float, label: int, count: int) -> LabeledImages:
     ("clip", "scales", "mu"),
     [
         (None, {"": 1.0}, 0.7),
+        (2.5, {"": 1.0}, 0.0),
         (2.0, {"": 1.0}, 0.0),
         (None, {"a": 1.0, "b": 3.0}, 0.0),
+        (2.5, {"a": 1.0, "b": 3.0}, 0.7),
         (2.0, {"a": 1.0, "b": 3.0}, 0.7),
     ],
 )
@@ -130,14 +133,15 @@ def test_three_rounds_equal_those_computed_by_hand(clip: float | None, scales: d
     assert [row["initialised"] for row in run.rows] == [1, 1, 0]
 
 
-def test_best_weights_are_those_after_the_best_scored_step() -> None:
+@pytest.mark.parametrize("masks", [False, True])
+def test_best_weights_are_those_after_the_best_scored_step(masks: bool) -> None:
     x, teacher = torch.randn(6, 1, 4, 4, generator=derive(1)), torch.randn(6, 3, generator=derive(2))
 
     def after(steps: int, **options: Any) -> torch.Tensor:
         net = Tiny(3)
         net.load_state_dict(start)
-        with_masks = nn.Sequential(net, nn.Dropout(0.5))
-        distill(with_masks, x, teacher, steps=steps, batch=4, lr=0.01, generator=derive(3), **options)
+        student = nn.Sequential(net, nn.Dropout(0.5)) if masks else net
+        distill(student, x, teacher, steps=steps, batch=4, lr=0.01, generator=derive(3), **options)
         return net.classifier.bias
 
     start, asked = Tiny(3).state_dict(), iter([0.1, 0.9, 0.4, 0.5])
@@ -187,9 +191,10 @@ def play(rounds: int = 3, shared: dict[str, Any] | None = None, **options: Any) 
     return simulate(method, clients, rounds=rounds, progress=False, **simulation)
 
 
-def test_crops_are_selected_by_confidence_alone_by_default() -> None:
+@pytest.mark.parametrize("keep", [6, 13])
+def test_crops_are_selected_by_confidence_alone_by_default(keep: int) -> None:
     """Section 4.1 removes 90 % by entropy and keeps 5,000 of 50,000, which leaves none for k-means, as released."""
-    shared = {**{name: value for name, value in SMALL.items() if name != "selection"}, "keep": 13}
+    shared = {**{name: value for name, value in SMALL.items() if name != "selection"}, "keep": keep}
     method = SingleImage(PHOTO, factory=Tiny, epochs=1, shared=shared)
     server = simulate(method, federation(), rounds=1, progress=False).server
     crops = Patches((255 * PHOTO).round().to(torch.uint8), 0, size=4, count=14).batch(list(range(14)))
@@ -197,7 +202,7 @@ def test_crops_are_selected_by_confidence_alone_by_default() -> None:
     net.load_state_dict(server.state[FedAvg.model])
     with torch.no_grad():
         logits = net(crops)
-    assert server.state[SharedImage.index].tolist() == prune_by_confidence(logits, keep=13).tolist()
+    assert server.state[SharedImage.index].tolist() == prune_by_confidence(logits, keep=keep).tolist()
 
 
 def test_architecture_with_the_best_validation_accuracy_selects() -> None:
@@ -241,9 +246,27 @@ def test_schedule_of_table_4_equals_the_release() -> None:
     assert [t for t in range(1, 31) if falling_steps(500, 250, 5, t) == 500] == [1, 5, 10, 15, 20, 25, 30]
     assert sum(falling_steps(500, 250, 5, t) for t in range(1, 31)) == 11_281  # "11.3K" in Table 4
     assert [falling_steps(500, 250, 1, t) for t in (1, 2, 3)] == [500, 500, 500]
+    run = play(rounds=4, shared={"steps": 9, "least_steps": 2, "rate": 1 / 3, "warm_rounds": 1})
+    assert [row["distillation_steps"] for row in run.rows] == [9, 2, 9, 5]
+    assert [row["initialised"] for row in run.rows] == [1, 0, 1, 0]
     run = play(rounds=4, shared={"steps": 9, "least_steps": 2, "rate": 0.28, "warm_rounds": 1})
     assert [row["distillation_steps"] for row in run.rows] == [9, 3, 2, 9]
     assert [row["initialised"] for row in run.rows] == [1, 0, 0, 1]
+
+
+@dataclass(frozen=True)
+class Stubborn(AddOn):
+    """Client 1 sends weights in every round, or nothing at all."""
+
+    weights: bool
+
+    key = "Z"
+
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
+        if local.client.id == 1 and self.weights:
+            reply[FedAvg.update] = {n: 100 + u for n, u in update.items()}
+        elif local.client.id == 1:
+            raise RuntimeError("lost")
 
 
 # Properties of every add-on, and refusals.
@@ -254,6 +277,17 @@ class Weightless(AddOn):
 
     def after_training(self, local: Any, update: Any, reply: Any) -> None:
         reply[FedAvg.samples] = 0.0
+
+
+def test_unrequested_weights_are_refused_by_name() -> None:
+    shared = {**SMALL, "rate": 0.0, "warm_rounds": 0}
+    lost, stubborn = (
+        simulate(SingleImage(PHOTO, a, factory=Tiny, shared=shared, epochs=1), federation(), rounds=2, progress=False)
+        for a in (Stubborn(False), Stubborn(True))
+    )
+    assert_same(lost, stubborn)
+    assert [list(row["failed"]) for row in stubborn.rows] == [["1"], ["1"]]
+    assert "FedAvg.update is not expected" in stubborn.rows[0]["failed"]["1"]
 
 
 def test_round_with_zero_total_weight_fails() -> None:
@@ -268,6 +302,7 @@ def test_defaults_are_the_papers_setting() -> None:
     assert held.objective == ClippedCrossEntropy(2.5)
     [shared] = method.addons
     assert isinstance(shared, SharedImage)
+    assert (shared.keep, shared.count, shared.rate, shared.steps, shared.lr) == (5000, 50_000, 0.2, 500, 0.005)
     assert shared.selection == {"kmeans_share": 0.0}
     assert SingleImage(PHOTO, factory=Tiny, shared={"clip": None}).settings.objective is None
     assert SingleImage(PHOTO, factory=Tiny, lr=0.3).settings.lr == 0.3
@@ -313,5 +348,6 @@ def test_images_of_another_space_are_refused() -> None:
                 clients=[data], factory=lambda k, d=flat: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(d, k))
             )
     said = "returns='best' needs server_data={'validation': ...}, labelled images on the server; or give returns='last'"
+    refused(lambda: play(shared={"returns": "best"}), ValueError, "returns='best' needs server_data")
     other = {"server_data": {"other": images(3, 0)}}
     refused(lambda: play(shared={"returns": "best"}, simulation=other), ValueError, said)

@@ -447,6 +447,11 @@ def test_patterns_and_functions_are_checked_before_round_1(options: dict[str, An
     refused(lambda: play(method), ValueError, error)
 
 
+def test_augmentation_is_tried_on_images_of_the_clients_dtype() -> None:
+    held = [data.to(dtype=torch.float64) for data in federation()]
+    play(FedAvg(factory=lambda k: Tiny(k).double(), augment=lambda x, g: x.double()), clients=held, test=None)
+
+
 @pytest.mark.parametrize("task", [Classification(3), MultiLabel(3)])
 def test_augmentation_and_objective_are_tried_on_values_like_the_clients(task: Any) -> None:
     """The logits have an output of an add-on, but the labels are only the task's."""

@@ -49,6 +49,7 @@ def run_method(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | N
     [
         (VHL(VIRTUAL, 3, batch=8, layer="body"), (1.0, 1.0, 0.1)),
         (VHL(VIRTUAL, 3, batch=8, layer="norm", calibration=0.0, contrast=0.6), (1.0, 0.0, 0.6)),
+        (VHL(VIRTUAL, 3, batch=8), (1.0, 1.0, 0.1)),
         (VHL(VIRTUAL, 3, batch=8, cross_entropy=0.0), (0.0, 1.0, 0.1)),
         (VHL(VIRTUAL[:4], 3, batch=8, temperature=0.3, empty="zero"), (1.0, 1.0, 0.1)),
         (VHL(VIRTUAL, 3, batch=8, layer="norm", cross_entropy=0.7, calibration=2.0, contrast=0.0), (0.7, 2.0, 0.0)),
@@ -207,9 +208,10 @@ def test_vfa_round_equals_the_release() -> None:
     assert_released(simulate(method, [client], rounds=1, progress=False), released)
 
 
-def test_vfa_is_supcon_with_drawn_features() -> None:
+@pytest.mark.parametrize("given", [{}, {"temperature": 0.2}], ids=["default", "given"])
+def test_vfa_is_supcon_with_drawn_features(given: dict[str, float]) -> None:
     client, start = toy(7, 1), initial_network(3)
-    addon = VFA(weight=1.5, std=0.1, per_class=2, temperature=0.2)
+    addon = VFA(weight=1.5, std=0.1, per_class=2, **given)  # type: ignore[arg-type]
     run = run_method(addon, clients=[client], factory=Small, initial=start, batch=7, steps=3)
     means = torch.rand(3, 3, generator=derive(0, 0, "server", "VFA "))
     assert torch.equal(run.server.state[VFA.means]["mean"], means)
@@ -223,7 +225,7 @@ def test_vfa_is_supcon_with_drawn_features() -> None:
             drawn = means[labels] + 0.1 * torch.randn(6, 3, generator=generator)
             z = torch.cat([model.features(client.images), drawn])
             return F.cross_entropy(model(client.images), client.labels) + 1.5 * supcon(
-                z, torch.cat([client.labels, labels]), 0.2
+                z, torch.cat([client.labels, labels]), **given
             )
 
         net = trained(net, loss, 3, 0.05)
@@ -298,6 +300,8 @@ def test_refusals() -> None:
     row = [nn.Flatten(0), nn.Unflatten(0, (1, -1)), nn.Unflatten(1, (-1, 16)), nn.Flatten(0, 1)]
     single: dict[str, Any] = {"factory": lambda k: nn.Sequential(*row, nn.Linear(16, k))}
     refused(lambda: run_method(VHL(**NOISE, layer="1"), **single), ValueError, r"got \[1, 32\] for 2 images")
+    said = "VHL: source must be a set or one of stylegan, gaussian, cnn, got 'gan'"
+    refused(lambda: run_method(VHL("gan")), ValueError, said)
     said = "VHL: source must be a set or one of stylegan, gaussian, cnn, test, got 'gan'"
     method = FedAvg(VHL("gan"), factory=Tiny)
     refused(lambda: simulate(method, federation(), server_data={"test": images(3, 0)}, rounds=1), ValueError, said)
@@ -314,3 +318,14 @@ def test_refusals() -> None:
     flat = {"factory": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)), "clients": [wide]}
     said = "noise images are square, but the clients' images are 2x3; give a set"
     refused(lambda: run_method(VHL(), **flat), ValueError, said)
+
+
+@pytest.mark.parametrize("predict", ["real", "all"])
+def test_virtual_classes_are_tested_only_on_request(predict: Any) -> None:
+    """With `predict="all"`, an image may be taken for noise; the run goes on with more logits than classes."""
+    method = FedAvg(
+        VHL(source="gaussian", classes=3, per_class=2, augment=None), factory=Tiny, steps=1, batch=4, predict=predict
+    )
+    (row,) = simulate(method, federation()[:2], test=federation()[2], rounds=1, progress=False).rows
+    assert row["failed"] == {}
+    assert 0 <= row["accuracy"] <= 1
