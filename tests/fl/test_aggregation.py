@@ -73,14 +73,15 @@ def test_aggregation_does_not_modify_replies(dtype: torch.dtype) -> None:
     assert all(torch.equal(r[e], torch.ones(3, dtype=dtype)) for r in replies for e in (E.fixed, E.small))
 
 
-def test_per_row_weights_apply_and_rows_without_weight_are_zero() -> None:
+@pytest.mark.parametrize("last", [1.0, 0.25])
+def test_per_row_weights_apply_and_rows_without_weight_are_zero(last: float) -> None:
     replies = [
-        Message({E.rows: torch.tensor([2.0, 0.0, 0.25]), E.table: torch.tensor([[1.0], [5.0], [3.0]])}),
+        Message({E.rows: torch.tensor([2.0, 0.0, last]), E.table: torch.tensor([[1.0], [5.0], [3.0]])}),
         Message({E.rows: torch.tensor([6.0, 0.0, 0.0]), E.table: torch.tensor([[5.0], [7.0], [9.0]])}),
     ]
     result = aggregate(*replies)
     assert result[E.table].tolist() == [[4.0], [0.0], [3.0]]
-    assert result.weight(E.table).tolist() == [8.0, 0.0, 0.25]
+    assert result.weight(E.table).tolist() == [8.0, 0.0, last]
 
 
 def test_group_is_reduced_over_the_replies_that_have_the_key() -> None:

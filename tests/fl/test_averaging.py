@@ -1,4 +1,4 @@
-"""FedAvg: buffers, tied weights, the images of add-ons, and what is refused."""
+"""FedAvg and FedProx against values computed by hand, buffers, tied weights, images of add-ons and refusals."""
 
 from __future__ import annotations
 
@@ -9,15 +9,102 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages
-from fl import ClientData, FedAvg, simulate
+from fl import ClientData, ClientOptimizer, FedAvg, simulate
 from fl.addons import FedProx
 from fl.averaging.addon import AddOn
 from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
 
 
+class OneWeight(nn.Module):
+    """Logits (w x, 0) of the mean pixel x, with a closed-form gradient of the cross-entropy."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.scale = nn.Linear(1, 1, bias=False)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1).mean(1, keepdim=True)
+
+    def classifier(self, embedding: torch.Tensor) -> torch.Tensor:
+        z = self.scale(embedding)
+        return torch.cat([z, torch.zeros_like(z)], dim=1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images))
+
+
+def constant(x: float, label: int, count: int) -> LabeledImages:
+    return LabeledImages(torch.full((count, 1, 2, 2), x), torch.full((count,), label), num_classes=2)
+
+
+def weight_after(method: FedAvg, clients: list[LabeledImages], rounds: int = 1) -> float:
+    run = simulate(method, clients, rounds=rounds, progress=False)
+    return float(run.server.state[FedAvg.model]["scale.weight"])
+
+
+@pytest.mark.golden("FedAvg", source="McMahan et al., AISTATS 2017, Algorithm 1")
+def test_one_round_of_one_weight_equals_the_average_by_hand() -> None:
+    """Clients see x = 1, label 0 (3 images) and x = 2, label 1 (1 image); w_0 = 0, full batch, one step, lr .5.
+
+    d CE / dw = x (sigmoid(w x) - [label = 0]); at w = 0: -0.5 and 2 * 0.5 = 1. Steps: +0.25 and -0.5.
+    Average by samples: (3 * 0.25 - 1 * 0.5) / 4 = 0.0625; uniform: (0.25 - 0.5) / 2 = -0.125.
+    """
+    clients = [constant(1.0, 0, 3), constant(2.0, 1, 1)]
+    options: dict[str, Any] = {"factory": OneWeight, "initial": {"scale.weight": torch.zeros(1, 1)}, "lr": 0.5}
+    assert weight_after(FedAvg(**options), clients) == pytest.approx(0.0625, abs=1e-7)
+    assert weight_after(FedAvg(weights="uniform", **options), clients) == pytest.approx(-0.125, abs=1e-7)
+
+
 @pytest.mark.parametrize("name", ["", "small"])
 def test_tied_weights_are_one_weight(name: str) -> None:
+    """The second name of a layer does not bring back the old weight."""
+
+    def tied(outputs: int) -> nn.Module:
+        network = OneWeight(outputs)
+        network.same = network.scale
+        return network
+
+    where = f"{name}/" if name else ""
+    initial = {f"{where}scale.weight": torch.zeros(1, 1)}
+    several: dict[str, Any] = {"factory": {name: tied, "other": OneWeight}, "assign": lambda client: name}
+    method = FedAvg(initial=initial, lr=0.5, **several if name else {"factory": tied})
+    run = simulate(method, [constant(1.0, 0, 3)], rounds=1, progress=False)
+    assert [float(run.server.state[FedAvg.model][f"{where}{n}.weight"]) for n in ("scale", "same")] == [0.25, 0.25]
+    assert float(run.models[name].scale.weight) == 0.25  # type: ignore[union-attr,arg-type]
+
+
+def test_steps_with_momentum_weight_decay_and_lr_decay_follow_formulas() -> None:
+    clients = [constant(1.0, 0, 2)]
+    w, buffer = 0.3, 0.0
+    for round_number in (1, 2):
+        lr, buffer = 0.5 * 0.8 ** (round_number - 1), 0.0
+        for _ in range(2):
+            gradient = 1 / (1 + 2.718281828459045**-w) - 1 + 0.01 * w
+            buffer = 0.9 * buffer + gradient
+            w -= lr * buffer
+    method = FedAvg(
+        factory=OneWeight, initial={"scale.weight": torch.tensor([[0.3]])},
+        lr=0.5, momentum=0.9, optimizer=ClientOptimizer(weight_decay=0.01, lr_decay=0.8), epochs=2,
+    )  # fmt: skip
+    assert weight_after(method, clients, rounds=2) == pytest.approx(w, abs=1e-6)
+
+
+@pytest.mark.golden("FedProx", source="Li et al., MLSys 2020, Eq. 2")
+def test_proximal_gradient_is_mu_times_the_distance() -> None:
+    """The first step has no distance and no pull. In the second the gradient gains mu (w - w_0)."""
+    clients = [constant(1.0, 0, 2)]
+    w, mu = 0.0, 0.7
+    for _ in range(2):
+        w -= 0.5 * (1 / (1 + 2.718281828459045**-w) - 1 + mu * w)
+    method = FedAvg(
+        FedProx(mu), factory=OneWeight, initial={"scale.weight": torch.zeros(1, 1)}, lr=0.5, epochs=2
+    )  # fmt: skip
+    assert weight_after(method, clients) == pytest.approx(w, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["", "small"])
+def test_second_name_of_a_layer_changes_no_weight(name: str) -> None:
     """The second name of a layer does not bring back the old weight."""
 
     def tied(outputs: int) -> nn.Module:
@@ -74,14 +161,19 @@ class _Dropping(Tiny):
         self.body = nn.Sequential(nn.Dropout(0.5), *self.body)
 
 
-def test_estimated_statistics_ignore_dropout_and_use_no_random_numbers() -> None:
+@pytest.mark.parametrize(
+    ("parts", "rules"), [([30], ("local", "local")), ([64, 65], ("local", "drop"))], ids=["one chunk", "two chunks"]
+)
+def test_estimated_statistics_ignore_dropout_and_use_no_random_numbers(
+    parts: list[int], rules: tuple[str, str]
+) -> None:
     """The global model is evaluated without dropout, so its statistics are those of passes without dropout.
 
     They are the mean over chunks of 64 images; a last chunk of one image is merged into the one before.
     """
-    data = images(129, 10)
+    data = images(sum(parts), 10)
     states = []
-    for seed, rule in enumerate(("local", "drop")):
+    for seed, rule in enumerate(rules):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
         run = simulate(
@@ -90,14 +182,24 @@ def test_estimated_statistics_ignore_dropout_and_use_no_random_numbers() -> None
         )  # fmt: skip
         assert torch.equal(torch.get_rng_state(), before)
         states.append(run.models[""].state_dict())
-    seen = run.models[""].body[1](data.images).split([64, 65])
+    seen = run.models[""].body[1](data.images).split(parts)
     norm = "body.2.running_"
-    assert torch.allclose(states[0][f"{norm}mean"], sum(part.mean((0, 2, 3)) for part in seen) / 2, atol=1e-6)
-    assert torch.allclose(states[0][f"{norm}var"], sum(part.var((0, 2, 3)) for part in seen) / 2, atol=1e-6)
+    assert torch.allclose(states[0][f"{norm}mean"], sum(part.mean((0, 2, 3)) for part in seen) / len(parts), atol=1e-6)
+    assert torch.allclose(states[0][f"{norm}var"], sum(part.var((0, 2, 3)) for part in seen) / len(parts), atol=1e-6)
     assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
 
 
 def test_invalid_options_are_refused_when_built() -> None:
+    class Slow(AddOn):
+        def server_step(self, server: Any, mean: Any) -> Any:
+            return mean
+
+    class Fast(Slow):
+        def server_step(self, server: Any, mean: Any) -> Any:
+            return mean
+
+    with pytest.raises(ValueError, match="Fast and Slow cannot be combined: both fill the slot 'server_step'"):
+        FedAvg(Slow(), Fast(), factory=Tiny)
     refused(lambda: FedAvg(FedProx(0.1), FedProx(0.2), factory=Tiny), ValueError, "FedProx is given twice")
     for name in ("", "a/b"):
         with pytest.raises(ValueError, match=f"names that are not empty and hold no '/'.*got '{name}'"):
@@ -105,6 +207,15 @@ def test_invalid_options_are_refused_when_built() -> None:
     refused(lambda: FedAvg(factory={"a": Tiny, "b": Tiny}), ValueError, "assign must say")
     with pytest.raises(ValueError, match="initial holds names that the network lacks: nothing"):
         simulate(FedAvg(factory=Tiny, initial={"nothing": torch.zeros(1)}), federation(), rounds=1, progress=False)
+
+
+def test_dropout_uses_the_clients_own_generator(global_rng_untouched: None) -> None:
+    def network(outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, outputs))
+
+    runs = [simulate(FedAvg(factory=network), federation(), rounds=2, workers=w, progress=False) for w in (1, 3)]
+    for name, value in runs[0].server.state[FedAvg.model].items():
+        assert torch.equal(value, runs[1].server.state[FedAvg.model][name])
 
 
 def test_images_of_add_ons_are_trained_on_in_place_of_and_beside_the_clients_own() -> None:

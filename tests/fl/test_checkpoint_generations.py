@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from distillkit.privacy import Ledger
 from fl import CheckpointError, FedAvg, Run, simulate
-from fl.addons import SCAFFOLD
+from fl.addons import DPSGD, SCAFFOLD
 from fl.engine._client_memory import MemoryStore
 from fl.engine.store import Store
 from fl.message import Message
@@ -72,6 +74,15 @@ def test_a_damaged_checkpoint_costs_one_round(damage: str, tmp_path: Path) -> No
     assert play(tmp_path, 6, resume=True).rows == run.rows  # the folder is whole again: no warning
 
 
+def test_damage_every_round_still_ends(tmp_path: Path) -> None:
+    for rounds in range(2, 5):
+        play(tmp_path, rounds, resume=(tmp_path / "config.json").exists())
+        flip(newest_state(tmp_path))
+        with pytest.warns(UserWarning, match=f"of round {rounds - 1}"):
+            play(tmp_path, rounds, resume=True)
+    assert_same(play(tmp_path, 5, resume=True), play(None, 5))
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -98,6 +109,13 @@ def test_two_damaged_checkpoints_are_refused_and_nothing_is_deleted(tmp_path: Pa
     assert {p: p.read_bytes() for p in before} == before
 
 
+def test_a_row_of_an_earlier_round_cannot_be_lost(tmp_path: Path) -> None:
+    play(tmp_path, 4)
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"seconds": ', b'"seconds": 9', 1))
+    refused(lambda: play(tmp_path, 5, resume=True), CheckpointError, "checksum differs")
+
+
 @pytest.mark.parametrize("damage", ["state flipped", "manifest flipped"])
 def test_flower_nodes_return_to_the_round_before(damage: str, tmp_path: Path) -> None:
     """Rows are open for a round, because clients are evaluated with the next round's requests."""
@@ -111,22 +129,42 @@ def test_flower_nodes_return_to_the_round_before(damage: str, tmp_path: Path) ->
     assert_equal(run, run_in_threads(method, rounds=5))
 
 
+def test_a_repeated_private_round_is_charged_again(tmp_path: Path) -> None:
+    method = FedAvg(DPSGD(sigma=3.0, rate=0.5, size=12), factory=Tiny, steps=1, lr=0.1, weights="uniform")
+
+    def part(rounds: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            simulate(method, federation(), rounds=rounds, out=tmp_path, resume=rounds > 3, progress=False)
+
+    def charges() -> list[int]:
+        return [e.round for e in Ledger(tmp_path / "ledger.jsonl", delta=1e-5).events if e.client == "0"]
+
+    part(3)
+    assert charges() == [1, 2, 3]
+    flip(newest_state(tmp_path))
+    part(4)
+    assert charges() == [1, 2, 3, 3, 4]
+
+
 def memory(value: float) -> Message:
     return Message({FedAvg.samples: value})
 
 
-def test_memory_of_the_round_before_is_kept_in_a_folder(tmp_path: Path) -> None:
-    store = MemoryStore(tmp_path)
-    for number in (5, 10, 11):
+@pytest.mark.parametrize("numbers", [(2, 5, 11), (5, 10, 11)])
+def test_memory_of_the_round_before_is_kept_in_a_folder(numbers: tuple[int, ...], tmp_path: Path) -> None:
+    store, before = MemoryStore(tmp_path), f"{numbers[1]}-ab-1"
+    kept = sorted([before, "11-ab-1"])
+    for number in numbers:
         store.stage(0, f"{number}-ab-0", memory(0))  # of a failed attempt
         store.stage(0, f"{number}-ab-1", memory(number))
         store.commit({0: f"{number}-ab-1"})
-    assert sorted(p.stem for p in (tmp_path / "0").iterdir()) == ["10-ab-1", "11-ab-1"]
+    assert sorted(p.stem for p in (tmp_path / "0").iterdir()) == kept
     store.stage(0, "12-ab-2", memory(12))  # rejected by the server, so it names the version before
     assert store.load(0, "11-ab-1")[FedAvg.samples] == 11
-    assert sorted(p.stem for p in (tmp_path / "0").iterdir()) == ["10-ab-1", "11-ab-1"]
-    store.restore({0: "10-ab-1"})
-    assert [p.stem for p in (tmp_path / "0").iterdir()] == ["10-ab-1"]
+    assert sorted(p.stem for p in (tmp_path / "0").iterdir()) == kept
+    store.restore({0: before})
+    assert [p.stem for p in (tmp_path / "0").iterdir()] == [before]
     store.restore({})
     assert not list((tmp_path / "0").iterdir())
 

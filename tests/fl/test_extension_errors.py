@@ -158,6 +158,13 @@ def test_other_architecture_assignment_is_another_run(kind: Any, function: bool,
     refused(lambda: play(method("aba"), out=tmp_path / "run", rounds=3, resume=True), CheckpointError, "assigned: was")
 
 
+def test_error_shows_only_the_differing_settings(tmp_path: Path) -> None:
+    play(FedAvg(factory=Tiny, lr=0.1), out=tmp_path / "run")
+    with pytest.raises(CheckpointError) as refusal:
+        play(FedAvg(factory=Tiny, lr=0.25), out=tmp_path / "run", resume=True)
+    assert "other settings (method.lr: was 0.1, now 0.25); give another folder" in str(refusal.value)
+
+
 def test_undeclared_entry_is_reported_with_its_writer() -> None:
     class Sends(AddOn):
         def after_training(self, local: Any, update: Any, reply: Message) -> None:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attacks.transcript import read_transcript
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA, CropFlip
 from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
-from fl import ClientData, ClientOptimizer, FedAvg, NoUsableReply, simulate
+from fl import ClientData, ClientOptimizer, FedAvg, NoUsableReply, RunFolder, simulate
 from fl.addons import MOON, SCAFFOLD, Anchors, Condensed, FedAvgM
 from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
@@ -165,6 +166,27 @@ def test_statistics_are_requested_once_and_averaged_over_owners(whole: bool) -> 
     assert run.rows[0]["setup"]["up"] == {"Anchors.statistics": 2 * 3 * 2 * 4, "Anchors.owned": 2 * 3 * 4}
 
 
+def test_requests_before_round_1_are_counted_and_in_the_transcript(tmp_path: Path) -> None:
+    anchors = Anchors(ipc=2, init="statistics", selected=(), weight=0.0)
+    method = FedAvg(anchors, factory=Tiny, lr=0.05, batch=6)
+    run = simulate(method, federation(), rounds=1, out=RunFolder(tmp_path / "run", transcript=True), progress=False)
+    seen = [message for message in read_transcript(tmp_path / "run") if message.round == 0]
+    setup, clients = run.rows[0]["setup"], sorted({message.client for message in seen})
+    assert [(s.client, s.direction, s.exchange) for s in seen] == [
+        (client, way, "answer") for client in clients for way in ("down", "up")
+    ]
+    assert len(clients) == len(federation())
+    assert setup["down"]["Anchors.anchors:digest"] == 16 * len(clients)  # see `Entry.cached`
+    for way, beside in (("up", 0), ("down", 16 * len(clients))):
+        values = [value for message in seen if message.direction == way for value in message.values.values()]
+        parts = [value.values() if isinstance(value, dict) else value for value in values]  # a set is two tensors
+        tensors = [t for part in parts for t in ([part] if isinstance(part, Tensor) else part)]
+        assert setup[f"bytes_{way}"] == beside + sum(t.numel() * t.element_size() for t in tensors)
+        assert setup[f"bytes_{way}"] == sum(setup[way].values())
+    assert setup["failed"] == {}
+    assert {message.exchange for message in read_transcript(tmp_path / "run") if message.round == 1} == {"local"}
+
+
 def test_impossible_statistics_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pixel may have 300 times the largest absolute value of the pixels, here -1 to 1, which are black and white."""
     own = [c.renormalize(Normalization((0.5,), (0.5,))) for c in federation()[:2]]
@@ -297,6 +319,9 @@ def test_bytes_are_counted_by_entry_and_client(joined: Any, tmp_path: Path) -> N
             want |= {"Anchors.anchors": body, "Anchors.anchors:labels": 5 * 6 * 8}
         assert row["down"] == want
         assert row["up"] == {"FedAvg.samples": 5 * 8, "FedAvg.update": weights}
+        totals = [sum(row[way].values()) for way in ("up", "down")]
+        assert [row["bytes_up"], row["bytes_down"]] == totals
+        assert row["bytes_by_client"] == {str(k): [total // 5 for total in totals] for k in range(5)}
 
 
 def test_refusals() -> None:

@@ -247,6 +247,14 @@ def test_invalid_chains_are_refused() -> None:
 
 
 def test_filter_may_refuse_a_method_when_built() -> None:
+    class Picky(Filter):
+        def check(self, method: Method) -> None:
+            unions = [e.key for e in method.entries() if e.rule == "sum"]
+            if "SCAFFOLD.drift" in unions:
+                raise ValueError("SCAFFOLD.drift: leave it out")
+
+    refused(lambda: Filtered(method(SCAFFOLD()), Picky()), ValueError, r"SCAFFOLD\.drift: leave it out")
+    assert Filtered(method(), Picky()).filters
     picky = type("Picky", (Filter,), {"check": Mock(side_effect=ValueError("SCAFFOLD.drift: leave it out"))})()
     inner = method(SCAFFOLD())
     refused(lambda: Filtered(Filtered(inner, Scale()), picky), ValueError, r"SCAFFOLD\.drift: leave it out")
@@ -255,6 +263,9 @@ def test_filter_may_refuse_a_method_when_built() -> None:
 
 def test_chains_are_flat_and_have_a_readable_repr() -> None:
     inner = method()
+    chain = Filtered(Filtered(inner, Scale()), Shift())
+    assert (chain.method, chain.inner, chain.filters) == (inner, inner, (Scale(), Shift()))
+    assert repr(chain) == f"Filtered({inner!r}, Scale(factor=2.0), Shift(by=0.5))"
     chain = Filtered(Filtered(inner, Shift()), Scale())
     assert (chain.method, chain.inner, chain.filters) == (inner, inner, (Shift(), Scale()))
     assert repr(chain) == f"Filtered({inner!r}, Shift(by=0.5), Scale(factor=2.0))"

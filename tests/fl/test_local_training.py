@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,16 +20,20 @@ from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
 
 
+@dataclass(frozen=True)
 class Zeros(AddOn):
-    """The personal model has zeros as weights of its classifier, and the received values elsewhere."""
+    """The personal model has zeros as weights with names of this beginning, and the received values elsewhere."""
+
+    names: str = ""
 
     def personal_model(self, local: Any) -> Tensors:
-        return {n: torch.zeros_like(t) for n, t in local.received.items() if n.startswith("classifier")}
+        return {n: torch.zeros_like(t) for n, t in local.received.items() if n.startswith(self.names)}
 
 
-def test_personal_model_is_evaluated_beside_the_global_model() -> None:
+@pytest.mark.parametrize("start", ["", "classifier"])
+def test_personal_model_is_evaluated_beside_the_global_model(start: str) -> None:
     clients = [ClientData(c, images(30, 40 + k)) for k, c in enumerate(federation())]
-    run = simulate(FedAvg(Zeros(), factory=Tiny, lr=0.2, epochs=3), clients, rounds=2, progress=False)
+    run = simulate(FedAvg(Zeros(start), factory=Tiny, lr=0.2, epochs=3), clients, rounds=2, progress=False)
     zeros = [float((c.test.labels == 0).double().mean()) for c in clients if c.test is not None]
     assert run.rows[-1]["accuracy_personal"]["mean"] == pytest.approx(sum(zeros) / len(zeros))
     assert run.rows[-1]["accuracy_clients"]["mean"] > 0.5
@@ -63,8 +68,13 @@ def test_every_phase_trains_in_train_mode() -> None:
     modes: list[bool] = []
 
     class Watching(AddOn):
+        needs_previous = True
+
         def before_training(self, local: Any) -> None:
             local.net.eval()
+
+        def dry_run(self, local: Any) -> None:
+            assert local.previous.keys() == local.received.keys()
 
         def loss(self, step: Any) -> None:
             modes.append(step.local.net.training)
@@ -76,6 +86,9 @@ def test_every_phase_trains_in_train_mode() -> None:
 
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
             assert all(p.grad is None for p in local.net.parameters())
+            local.client.stop = Mock(is_set=lambda: True)
+            with pytest.raises(Interrupted):
+                local.fit(local.state(), self, Phase(1))
 
     phases = [Phase(steps=2, train="classifier.*"), Phase(steps=2)]
     run = simulate(FedAvg(Watching(), factory=Tiny, phases=phases), federation()[:1], rounds=1, progress=False)

@@ -209,8 +209,10 @@ FLAGS = f"{INVALID}its info must be a map, and measured and given true or false"
         *((text, {}, "its forms must be a map from keys") for text in ('"t"', "3", "null")),
         *((text, {}, "not a message: ") for text in ("{", "[" * 100_000)),
         (changed(names=["images"]), PIXELS, "KeyError: 'labels'"),
-        (changed(names=[*SET["names"], "zca.matrix"]), {**PIXELS, "s\x1fzca.matrix": torch.eye(4)}, "'zca.center'"),
-        (changed(names=[*SET["names"], "more"]), {**PIXELS, "s\x1fmore": torch.eye(4)}, "parts ['more'] are unknown"),
+        *((changed(names=[*names, "zca.matrix"]), {**PIXELS, "s\x1fzca.matrix": torch.eye(4)}, "'zca.center'")
+          for names in (SET["names"], SET["names"][::-1])),
+        *((changed(names=[*names, "more"]), {**PIXELS, "s\x1fmore": torch.eye(4)}, "parts ['more'] are unknown")
+          for names in (SET["names"], SET["names"][::-1])),
         (changed(mean=None), PIXELS, f"{INVALID}its mean must be a list of numbers"),
         (changed(mean=[True]), PIXELS, f"{INVALID}its mean must be a list of numbers"),
         (changed(std=["1"]), PIXELS, f"{INVALID}its std must be a list of numbers"),

@@ -148,14 +148,20 @@ def test_config_of_a_run_describes_its_method_and_task(tmp_path: Path) -> None:
 def test_config_contains_everything_a_repetition_needs(tmp_path: Path) -> None:
     held = [s.replace(labels=torch.nn.functional.one_hot(s.labels, 3).float()) for s in federation()]
     method = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(sigma=1.0, rate=0.5, clip=1.0))
-    simulate(FedAvg(factory=Tiny), held, rounds=1, task=MultiLabel(3), out=tmp_path / "rows", progress=False)
+    simulate(FedAvg(factory=Tiny), held, rounds=1, task=MultiLabel(3), out=tmp_path / "rows", participation=3,
+             min_replies=2, progress=False)  # fmt: skip
     said = config(tmp_path / "rows")
     assert from_config(said["labels"]) == MultiLabel(3)
-    simulate(method, federation(), rounds=1, secret=3, out=tmp_path / "private", progress=False)
+    assert (said["participation"], said["min_replies"]) == (3, 2)
+    simulate(method, federation(), rounds=1, secret=3, out=tmp_path / "private",
+             evaluate="none", server_threads=2, progress=False)  # fmt: skip
     said = config(tmp_path / "private")
+    assert said["privacy"] == {"delta": 1e-5, "secret": 3, "disjoint": said["privacy"]["disjoint"]}
+    assert said["budget"] is None
     averaging, noise = said["method"]["args"]  # by name, defaults too
     assert (averaging["object"], averaging["with"]["lr"], averaging["with"]["weights"]) == ("fl:FedAvg", 0.1, "uniform")
     assert (noise["object"], noise["with"]["sigma"], noise["with"]["rate"]) == ("fl:ClientDP", 1.0, 0.5)
+    assert (said["threads"]["server"], said["rounds"], said["evaluate"]) == (2, 1, "none")
 
 
 def test_config_explains_why_a_method_cannot_be_rebuilt(tmp_path: Path) -> None:

@@ -219,7 +219,9 @@ def test_other_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -
     again(run)
 
 
-MODELS = ("FedAvg", "FedRep", "FedLGD", "FedDM", "SummedFedDM", "FedProto of two", "VHL", "SharedPool")
+MODELS = (
+    "FedAvg", "FedRep", "FedLGD", "FedDM", "SummedFedDM", "SummedFedDM warm", "FedProto of two", "VHL", "SharedPool",
+)  # fmt: skip
 """Methods and add-ons whose global models are built in ways of their own."""
 
 

@@ -182,6 +182,10 @@ def column(reply: Message) -> Message:
     return with_values(FedDM__images=pool.replace(columns={"x": torch.zeros(len(pool))}))(reply)
 
 
+def gone(key: str) -> Callable[[Message], Message]:
+    return lambda reply: Message.unchecked({k: v for k, v in reply.items() if k != key})
+
+
 def thrice(reply: Message) -> Message:
     one = reply[FedDM.images]
     return with_values(FedDM__images=one[[0] * 3].replace(info=one.info))(reply)
@@ -190,14 +194,18 @@ def thrice(reply: Message) -> Message:
 FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
     ("an extra column", "FedDM", column, r"FedDM\.images must have the columns \[\]"),
     ("info", "FedDM", lambda r: with_values(FedDM__images=r[FedDM.images].replace(info={"a": 1}))(r), "carries info"),
+    ("last", "FedAvg FedExP", with_values(FedAvg__last={"a": torch.zeros(7)}), r"FedAvg\.last is not expected"),
+    ("weight -1e4", "FedAvg FedExP", with_values(FedAvg__samples=-1e4), r"must lie in \[0, 1e\+06\], got -10000"),
     ("uniform weight 2", "FedAvg FedNova", with_values(FedAvg__samples=2.0), r"must lie in \[1, 1\], got 2"),
     ("negative rows", "FedProto", with_values(FedProto__count=torch.tensor([-1.0, 2, 2])), r"got -1 to 2"),
+    ("10^400", "FedAvg FedExP", with_values(FedAvg__samples=10**400), r"must fit in 64 bits"),
     ("None", "FedAvg FedExP", with_values(FedExP__norm=None), "got NoneType"),
     ("dict", "FedAvg FedExP", with_values(FedExP__norm={}), "is a dict, want a float"),
     ("float8", "FedProto", with_values(FedProto__means=torch.zeros(3, 48).to(torch.float8_e5m2)), "float8_e5m2"),
     ("weight of other rows", "FedProto", with_values(FedProto__count=torch.ones(4)), r"has shape \[4\], want \[3\]"),
     ("no rows' weight", "PrivateFedDM", with_values(FedDM__samples=torch.ones(1)), "must have as many rows as"),
     ("too many of one class", "FedDM", thrice, "one class"),
+    ("missing", "FedProto", gone("FedProto.means"), r"FedProto\.means is missing"),
 ]  # fmt: skip
 
 

@@ -92,6 +92,7 @@ def test_notebook_shows_curve_and_last_rows() -> None:
     (label, picture) = re.findall(r'<img alt="([^"]*)" width="360" src="data:image/png;base64,([^"]*)">', html)[0]
     assert label == f"accuracy, {min(accuracies):.1f} to {max(accuracies):.1f} %, rounds 1 to 7"
     assert Image.open(io.BytesIO(base64.b64decode(picture))).width > 360
+    assert f"{run.rows[-1]['accuracy']:.1%}" in " ".join(parsed(html).itertext())
     base = {"bytes_up": 2e6, "bytes_down": 34e5, "failed": {"1": "x", "2": "y"}, "seconds": 1.26, "epsilon": None}
     shown = [{**base, "round": 1, "accuracy": 0.0, "loss": 1.2345, "drawn": None}]
     shown.append({**base, "round": 2, "accuracy": None, "loss": None, "drawn": [0, 4, 7]})
@@ -133,6 +134,11 @@ def test_rows_of_a_table_may_lack_columns_of_others() -> None:
     found = history.table([{"round": 1, "failed": {"3": "why"}}, {"round": 2, "new": {"a": {"b": 2}}}])
     assert found == [{"round": 1, "failed": 1, "new.a.b": None}, {"round": 2, "failed": None, "new.a.b": 2}]
     assert history.table([]) == []
+    told = {"round": 1, "empty": [2], "failed": {"5": "b", "3": "a"}, "failed_after": {"deal": {"4": "d", "2": "c"}}}
+    assert history.table([told]) == [{"round": 1, "empty": 1, "failed": 2, "failed_after.deal": 2}]
+    hidden = history.masked(told)
+    assert hidden["failed"] == {"#1": "a", "#2": "b"}
+    assert hidden["failed_after"] == {"deal": {"#1": "c", "#2": "d"}}
 
 
 def test_bytes_of_tests_are_those_of_all_tested_clients() -> None:
@@ -141,6 +147,12 @@ def test_bytes_of_tests_are_those_of_all_tested_clients() -> None:
         [row] = simulate(FedAvg(factory=Tiny), parts, rounds=1, participation=2, evaluate=evaluate, progress=False).rows
         assert row.get("bytes_up_evaluation", 0) == tested * 8 * (3 + 3 * 3)
         assert ("bytes_down_evaluation" in row) == ("accuracy_clients" in row) == (tested > 0)
+        if tested:
+            assert row["bytes_down_evaluation"] == tested * row["down"]["FedAvg.model"] / 2
+            assert row["accuracy_clients"]["clients"] == tested
+            assert set(row["accuracy_clients"]) == {"mean", "std", "worst10", "clients"}
+    [row] = simulate(FedAvg(factory=Tiny), parts, rounds=1, evaluate="none", progress=False).rows
+    assert not {"bytes_up_evaluation", "accuracy_clients"} & set(row)
 
 
 def test_notes_of_an_add_on_replace_no_column() -> None:
@@ -213,3 +225,9 @@ def test_row_of_a_secret_draw_names_no_client() -> None:
     assert history.masked({"empty": []}) == {"drawn": None, "bytes_by_client": None, "empty": []}
     counts = {"drawn": 2, "empty": 1, "bytes_by_client": 1, "noted.steps": 7.0, "failed_after.late": 2}
     assert history.table([row]) == [{"round": 1, **counts, **dict.fromkeys(named, 2)}]
+    one = {"7": "reason"}
+    row |= dict.fromkeys(named, one) | {"failed_after": {"late": one}}
+    hidden = history.masked(row)
+    assert not {"7", "8"} & set(re.findall(r"[0-9]+", str(hidden)))
+    assert str(hidden).count("reason") == 4
+    assert history.table([row])[0]["dominant"] == history.table([row])[0]["failed"] == 1

@@ -24,7 +24,10 @@ from fl.secure._signed_messages import KeyBundle, RoundContext, sign_bundle
 from tests.fl.secure_protocol import ProtocolRun, correlation, plain, recover
 from tests.refused import refused
 
-POINTS, SECRET = "must be different numbers from 1 to prime - 1; got", "a number of the field, from 0 to prime - 1"
+POINTS, SECRET = (
+    "points must be different numbers from 1 to prime - 1; got",
+    "secret must be a number of the field, from 0 to prime - 1",
+)
 FEW = settings(max_examples=20, deadline=None)
 
 

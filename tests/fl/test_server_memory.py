@@ -177,6 +177,14 @@ def test_pending_memory_is_readable_but_unused_after_a_failed_or_killed_round(me
     assert client_data(memories, 7, "2-a") == []
 
 
+def test_lost_memory_differs_from_a_client_without_memory(memories: MemoryStore) -> None:
+    refused(lambda: memories.load(4, "1-a"), CheckpointError, "1-a")
+    memories.stage(4, "1-a", memory(1.0))
+    copy = memories.load(4, "1-a")
+    copy[FedAvg.samples] = 9.0
+    assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
+
+
 # What the server knows of clients: in the checkpoint, a line a round.
 
 

@@ -132,9 +132,23 @@ def test_too_few_replies_end_the_run_and_keep_the_last_round(tmp_path: Path) -> 
     with pytest.raises(NoUsableReply, match=r"round 1: 2 usable replies, 3 are needed \(client 0 raised RuntimeError"):
         simulate(FedAvg(Faulty(), factory=Tiny), clients, rounds=1, min_replies=3, out=tmp_path, progress=False)
 
+    class Later(Faulty):
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
+            if local.round == 3:
+                raise RuntimeError("gone")
+
+    out = tmp_path / "later"
+    with pytest.raises(NoUsableReply, match="the state after round 2 is kept"):
+        simulate(FedAvg(Later(), factory=Tiny), clients, rounds=5, out=out, progress=False)
+    assert len(timeless(out)) == 2
+    assert Store(out).manifest()["round"] == 2  # type: ignore[index]
+
 
 def test_clients_without_images_are_empty_and_not_failed() -> None:
     nobody = LabeledImages(torch.empty(0, 1, 4, 4), torch.empty(0, dtype=torch.long), num_classes=3)
+    run = simulate(FedAvg(factory=Tiny), [images(9, 0), nobody], rounds=2, progress=False)
+    assert run.rows[0]["empty"] == [1]
+    assert run.rows[0]["failed"] == {}
     refused(lambda: simulate(FedAvg(factory=Tiny), [nobody] * 2, rounds=1), NoUsableReply, "no client had images")
 
 
@@ -229,6 +243,7 @@ def test_history_without_a_run_is_emptied(tmp_path: Path) -> None:
 def test_folder_with_a_run_is_refused_without_resume_and_other_settings_by_name(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     refused(lambda: play("fedavg", tmp_path), ValueError, "holds a run already: pass resume=True")
+    refused(lambda: play("fedavg", tmp_path, seed=5, resume=True), CheckpointError, "seed: was 4, now 5")
     refused(lambda: play("feddm", tmp_path, resume=True), CheckpointError, "method: was .*fl:FedAvg.*, now .*fl:FedDM")
 
 

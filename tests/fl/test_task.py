@@ -14,10 +14,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from distillkit import LabeledImages
-from fl import Classification, MultiLabel
+from fl import Classification, FedAvg, MultiLabel, simulate
+from fl.averaging.addon import AddOn
 from fl.engine.history import global_metrics
 from fl.method import Predictor, evaluation_batch_size
 from fl.task import clients_accuracy
+from tests.fl.federations import Tiny, federation
 from tests.refused import refused
 
 
@@ -42,6 +44,17 @@ def test_distillation_is_the_loss_towards_the_teacher_minus_entropy() -> None:
         assert float(task.distill(teacher, teacher)) == pytest.approx(0.0, abs=1e-12)
     wide = torch.cat([student, torch.ones(4, 2)], 1)
     assert torch.equal(MultiLabel(3).distill(wide, wide + 1), MultiLabel(3).distill(student, student + 1))
+
+
+def test_counts_noted_by_clients_are_summed_in_the_history() -> None:
+    class Noting(AddOn):
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
+            if local.round == 2:
+                local.client.notes["small"] = int(len(local.data) < 20)
+
+    run = simulate(FedAvg(Noting(), factory=Tiny), federation(), rounds=2, progress=False)
+    assert "noted" not in run.rows[0]
+    assert run.rows[1]["noted"] == {"small": 3}
 
 
 @given(st.integers(1, 12), st.integers(0, 10_000))

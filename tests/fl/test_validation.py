@@ -195,9 +195,17 @@ def test_every_set_must_have_the_first_clients_space(kind: str, method: Any) -> 
 
 
 def test_lazy_client_is_checked_when_drawn() -> None:
-    row = play(clients=UserList([images(9, 0), other(normalization=OTHER), images(9, 2)])).rows[0]
-    assert list(row["failed"]) == ["1"]
-    assert "clients[1] does not fit clients[0]: clients[0] and clients[1] have different" in row["failed"]["1"]
+    class Made:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, number: int) -> LabeledImages:
+            return other(normalization=OTHER) if number == 1 else images(9, number)
+
+    for clients in (Made(), UserList([images(9, 0), other(normalization=OTHER), images(9, 2)])):
+        row = play(clients=clients).rows[0]
+        assert list(row["failed"]) == ["1"]
+        assert "clients[1] does not fit clients[0]: clients[0] and clients[1] have different" in row["failed"]["1"]
 
 
 TASK = {"num_classes", "single_label", "loss", "sums"}
@@ -409,6 +417,10 @@ DEEP = KNOWN.replace(NAMES, ", ".join(f"{n}.{kind}" for n in (1, 2, 3) for kind 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
+        ({"personal": "classifer.*"}, r"personal: the pattern 'classifer.\*' matches no parameter"),
+        ({"kind": FedRep, "head": "classifer.*"}, r"personal: the pattern 'classifer.\*' matches no parameter"),
+        ({"phases": [Phase(train="boddy.*")]}, r"Phase\(train=...\): the pattern 'boddy.\*'"),
+        ({"phases": [Phase(train="!classifer.*")]}, "matches no parameter"),
         ({"factory": network, "personal": "classifer.*"}, rf"^personal: the pattern 'classifer.\*' {KNOWN}$"),
         ({"factory": network, "phases": [Phase(train="!bd")]}, rf"^Phase\(train=...\): the pattern '!bd' {KNOWN}$"),
         ({"kind": FedRep, "factory": deep, "head": "a"}, rf"^personal: the pattern 'a' {DEEP}, \.\.\.$"),
