@@ -204,16 +204,19 @@ class Ends(AddOn):
 
     private = True
 
+    event = Event("m", 1.0)
+
     def send(self, server: Any, client: int, message: Message) -> None:
-        server.ledger.spend(Event("m", 8.0, count=9))
+        server.ledger.spend(self.event)
 
 
-def test_budget_exceeded_in_send_ends_the_run() -> None:
-    method = FedAvg(Ends(), factory=Tiny, weights="uniform")
-    said = "4 of 9 .*; round 1 was not finished; the state after round 0 is kept"
+@pytest.mark.parametrize(("event", "remaining"), [(Event("m", 1.0), 0), (Event("m", 8.0, count=9), 4)])
+def test_budget_exceeded_in_send_ends_the_run(event: Event, remaining: int) -> None:
+    method = FedAvg(type("Ends", (Ends,), {"event": event})(), factory=Tiny, weights="uniform")
+    said = f"{remaining} of {event.count} .*; round 1 was not finished; the state after round 0 is kept"
     with pytest.raises(BudgetExhausted, match=said) as caught:
         play(method, ledger=Ledger(budget=1.0))
-    assert caught.value.remaining == 4
+    assert caught.value.remaining == remaining
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -165,7 +165,8 @@ def spoiled(value: float) -> LabeledImages:
 MISFITS: dict[str, tuple[LabeledImages, str]] = {
     "space": (other(normalization=OTHER), r"different normalizations.*renormalize"),
     "shape": (other(images=torch.zeros(9, 1, 5, 5)), "different shapes"),
-    "classes": (other(num_classes=7, class_names=(*"abcdefg",)), r"different class counts.*replace\(num_classes"),
+    "classes": (other(num_classes=7), r"different class counts.*replace\(num_classes"),
+    "named classes": (other(num_classes=7, class_names=(*"abcdefg",)), r"different class counts.*replace\(num_classes"),
     "dtype": (images(9, 40).to(dtype=torch.float64), r"float64 images, clients\[0\] has torch.float32.*to\(dtype"),
     "labels": (other(labels=torch.eye(3)[images(9, 40).labels]), "labels as rows, clients.0. as class indices"),
     "NaN": (spoiled(torch.nan), r"must be finite, but 1 of 9 images hold NaN or Inf \(first: 8\)"),
@@ -184,7 +185,7 @@ def test_every_set_must_have_the_first_clients_space(kind: str, method: Any) -> 
         "test": {"test": odd},
         "server_data['validation']": {"server_data": {"validation": odd}},
     }
-    if kind in ("classes", "labels"):  # a proxy set may be of other classes
+    if kind in ("classes", "named classes", "labels"):  # a proxy set may be of other classes
         assert play(method, server_data={"proxy": odd}).rows[0]["failed"] == {}
     else:
         places["server_data['proxy']"] = {"server_data": {"proxy": odd}}
