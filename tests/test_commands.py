@@ -118,6 +118,7 @@ def test_condense_is_the_library_call(photos: Path, folder: Path, small: Labeled
     assert (found.class_names, found.normalization) == (("cat", "dog", "owl"), small.normalization)
     wanted = {"out": "small.safetensors", "picture": "small.png", "images": 6, "info": dict(found.info)}
     assert record == {**wanted, "seconds": ANY}
+    assert (record["images"], record["info"]["ipc"]) == (6, 2)
     with Image.open("small.png") as picture:
         assert picture.width > 100
 
@@ -301,6 +302,7 @@ def test_attack_and_report_are_the_measurement_of_the_library(photos: Path, fold
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<img") == 2
     seen = [f"{name}: {copies.info[name]}" for name in ("method", "epsilon", "reason")]
+    seen += ["method: random", "epsilon: None", "reason: real images were joined"]
     seen += ["PSNR in dB: inf", "held-out records that seem to have one</td>", "copies.safetensors: it leaks"]
     assert all(text in page for text in [str(copies), *seen])
 
@@ -432,15 +434,17 @@ def test_sets_lists_and_exports(folder: Path) -> None:
 
 
 def test_sets_lists_the_better_soft_labels_and_reads_from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = {name: {**card, "leak": {"copies": 0.25}} for name, card in set_cards().items()}
-    monkeypatch.setattr(sets_command, "set_cards", lambda: cards)
-    listed = run("sets").output
-    for name, card in cards.items():
-        cells = [cell.strip() for cell in next(line for line in listed.splitlines() if f"| {name} " in line).split("|")]
-        hard, row, view = (card["accuracy"][kind] for kind in ("hard", "row", "view"))
-        epsilon = "–" if card["epsilon"] is None else f"{card['epsilon']:.3g}"
-        assert cells[2:5] == [card["method"], f"{100 * hard:.1f}", f"{100 * max(row, view):.1f}"]
-        assert cells[5:7] == [f"{100 * card['leak']['copies']:.0f}", epsilon]
+    changed = {name: {**card, "leak": {"copies": 0.25}} for name, card in set_cards().items()}
+    for cards in (set_cards(), changed):
+        monkeypatch.setattr(sets_command, "set_cards", lambda cards=cards: cards)
+        listed = run("sets").output
+        for name, card in cards.items():
+            line = next(line for line in listed.splitlines() if f"| {name} " in line)
+            cells = [cell.strip() for cell in line.split("|")]
+            hard, row, view = (card["accuracy"][kind] for kind in ("hard", "row", "view"))
+            epsilon = "–" if card["epsilon"] is None else f"{card['epsilon']:.3g}"
+            assert cells[2:5] == [card["method"], f"{100 * hard:.1f}", f"{100 * max(row, view):.1f}"]
+            assert cells[5:7] == [f"{100 * card['leak']['copies']:.0f}", epsilon]
     said, small = run("sets", "digits-dm-1").output, load_set("digits-dm-1")
     assert said.splitlines() == [str(small), *(f"{k}: {v}" for k, v in small.info.items() if k != "card")]
     assert isinstance(small.info["card"], dict)
@@ -521,10 +525,13 @@ def test_doctor_says_what_an_extra_lacks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert re.search(r"\| opendp +\| nothing +\|", run("doctor").output)
     assert set(record["missing"]) == {"flower", "opendp", "data", "pandas", "secure"}
     monkeypatch.setattr(doctor_command, "_version", lambda name: None)
+    monkeypatch.setenv("DISTILLKIT_CACHE", "here")
     monkeypatch.setenv("OMP_NUM_THREADS", "here")
     found = run("doctor").output
+    assert re.search(r"\| opendp +\| opendp +\|", found)
     assert re.search(r"\| flower +\| flwr", found)
     assert re.search(r"\| torch +\| – +\|", found)
+    assert re.search(r"\| DISTILLKIT_CACHE +\| here +\|", found)
     assert re.search(r"\| OMP_NUM_THREADS +\| here +\|", found)
 
 
@@ -590,6 +597,7 @@ ODD: dict[str, tuple[str, int, str]] = {
     ),
     "network without width": ("condense digits --network lenet --width 3 --out a.npz", 1, "has no option width"),
     "protocol with a teacher": ("evaluate digits-dm-1 --test digits --protocol rded", 2, "'rded' is not one of"),
+    "unknown device of DM": ("condense digits --device gpu7 --steps 1 --out a.safetensors", 1, "device must be"),
     "unknown device": ("condense digits --device gpu7 --method random --out a.safetensors", 1, "device must be"),
     "set of another form": ("attack digits-dm-1 --train cifar10", 1, "cifar10"),
     "held-out part missing": ("attack digits-dm-1 --train digits-dm-10", 2, "digits-dm-10 has no held-out part"),

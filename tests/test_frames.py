@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -12,15 +13,20 @@ from distillkit.study import Record, Records
 from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
 
-LR = to_config({"lr": 0.1})
-RECORDS = Records([
-    Record({"task": "a", "method": "m", "seed": 0, "accuracy_last": 0.5, "settings": LR, "up": {"x": {"y": 1}}}),
-    Record({"task": "a", "method": "m", "seed": 1, "accuracy_last": None, "error": "raised"}),
-])  # fmt: skip
+
+def records(lr: dict[str, Any]) -> Records:
+    return Records([
+        Record({"task": "a", "method": "m", "seed": 0, "accuracy_last": 0.5, "settings": lr, "up": {"x": {"y": 1}}}),
+        Record({"task": "a", "method": "m", "seed": 1, "accuracy_last": None, "error": "raised"}),
+    ])  # fmt: skip
 
 
-def test_frame_of_records_has_a_row_per_run() -> None:
-    frame = RECORDS.frame()
+RECORDS = records(to_config({"lr": 0.1}))
+
+
+@pytest.mark.parametrize("lr", [{"lr": 0.1}, to_config({"lr": 0.1})])
+def test_frame_of_records_has_a_row_per_run(lr: dict[str, Any]) -> None:
+    frame = records(lr).frame()
     assert list(frame.index) == [("a", "m", 0), ("a", "m", 1)]
     assert frame.index.names == ["task", "method", "seed"]
     assert list(frame.columns) == ["accuracy_last", "settings.lr", "up.x.y", "error"]

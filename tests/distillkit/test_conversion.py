@@ -103,6 +103,7 @@ def test_components_accept_all_sources() -> None:
     pairs = ((PIXELS, LABELS), Lazy()), (Lazy(), TensorDataset(PIXELS, LABELS))
     first, second = (evaluate(data, test, num_networks=1, **how) for data, test in pairs)
     assert first.accuracy == second.accuracy
+    assert first.rows[0].accuracies == second.rows[0].accuracies
 
 
 def test_uint8_and_pil_images_are_normalized_and_floats_kept() -> None:

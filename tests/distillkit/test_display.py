@@ -75,6 +75,7 @@ def test_pages_escape_all_texts_and_show_pixels_sharp() -> None:
         assert text not in page
         assert html.escape(text) in page
     assert "<p>50&nbsp;% &lt; 1\n# p</p>" in page
+    assert page.count('class="pixels"') == 1
     assert re.findall('<img alt="([^"]*)" class="pixels"', page) == ["&lt;pixels&gt;"]
     text = render_markdown("a\nb", "v\n# w", [Section("s", parts)], "f")
     assert text.startswith("# a b\n\n**v # w**\n\n## s\n\n50 % &lt; 1 # p\n\n- &lt;i> ## i\n\n|")

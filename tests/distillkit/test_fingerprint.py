@@ -45,6 +45,7 @@ def test_equal_sets_have_equal_fingerprints_for_any_memory_layout() -> None:
         {"images": IMAGES.double()},
         {"labels": LABELS.flip(0)},
         {"num_classes": 4},
+        {"normalization": Normalization([0.5], [0.25])},
         {"normalization": Normalization([0.5], [0.5 + 1e-9])},
         {"columns": {"weight": torch.ones(6), "old": torch.arange(6)}},
         {"columns": {"weight": torch.ones(6)}},
@@ -63,6 +64,8 @@ def test_one_changed_bit_changes_the_fingerprint(place: int, bit: int) -> None:
 
 
 def test_keyed_fingerprint_cannot_be_computed_without_the_key() -> None:
+    assert len({set_fingerprint(one(), key=key) for key in (b"", b"a" * 32, b"b" * 32)}) == 3
+    assert set_fingerprint(one(), key=b"a") == set_fingerprint(one(), key=b"a")
     assert len({set_fingerprint(one(), key=key) for key in (b"", b"a" * 64, b"a" * 63 + b"b")}) == 3
     refused(lambda: set_fingerprint(one(), key=b"a" * 65), ValueError, "^key must be at most 64 bytes, got 65 bytes$")
     refused(lambda: tensor_fingerprint(LABELS), TypeError, r"^tensors must be .* got a Tensor; pass \[tensor\]$")

@@ -134,20 +134,22 @@ def test_lock_waits_briefly_for_an_ending_owner(lock: Path, start: Any) -> None:
 def test_another_thread_is_another_owner_unless_shared(lock: Path, start: Any) -> None:
     found: list[BaseException | None] = []
 
-    def attempt(shared: bool) -> None:
+    def attempt(path: Path, shared: bool) -> None:
         try:
-            with locked(lock.parent / ".." / lock.parent.name / lock.name, "the run in x", shared=shared):
+            with locked(path, "the run in x", shared=shared):
                 found.append(None)
         except InUse as error:
             found.append(error)
 
     with locked(lock, "the run in x", shared=True):
-        for shared in (False, True):
-            thread = threading.Thread(target=attempt, args=(shared,))
-            thread.start()
-            thread.join()
-        assert "already in use by this process" in str(found[0])
-        assert found[1] is None
+        for path in (lock, lock.parent / ".." / lock.parent.name / lock.name):
+            found.clear()
+            for shared in (False, True):
+                thread = threading.Thread(target=attempt, args=(path, shared))
+                thread.start()
+                thread.join()
+            assert "already in use by this process" in str(found[0])
+            assert found[1] is None
         assert tried(start, lock) != "got it", "the first block holds it still"
     assert tried(start, lock) == "got it"
 

@@ -23,6 +23,7 @@ def test_whitening_is_symmetric_and_decode_inverts_encode() -> None:
     x = correlated()
     zca = ZCA.fit(x)
     torch.testing.assert_close(zca.decode(zca.encode(x)), x)
+    torch.testing.assert_close(zca.encode(zca.decode(x)), x)
     torch.testing.assert_close(zca.matrix, zca.matrix.T)
     assert bool((torch.linalg.eigvalsh(zca.matrix) > 0).all())
 

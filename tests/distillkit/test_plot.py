@@ -19,6 +19,7 @@ from torch import Tensor
 from distillkit import LabeledImages, Normalization, plot
 from distillkit.losses import rbf_mmd
 from distillkit.plot.figure import CLASS_COLOURS, MARKERS, class_colours
+from distillkit.rng import derive
 
 G = torch.Generator().manual_seed(0)
 SHIFTED = Normalization([0.5], [0.25])
@@ -143,12 +144,13 @@ def test_selection_shows_each_part_on_its_side() -> None:
     values = torch.arange(30.0).view(-1, 1, 1, 1).expand(-1, 1, 2, 2) / 32
     numbered = LabeledImages(values, torch.zeros(30).long()).renormalize(SHIFTED)
     half: Any = {"selected": torch.arange(10), "rows": 2, "columns": 3}
-    drawn = [sheet(plot.selection(numbered, **half, generator=seed))[1::4, 1:12:4, 0] for seed in (0, 1)]
-    for one in drawn:
-        shown = {*(32 * one).flatten().tolist()}
-        assert len(shown) == 6
-        assert shown <= set(range(10))
-    assert not torch.equal(*drawn)
+    for pool in (values, numbered):
+        drawn = [sheet(plot.selection(pool, **half, generator=seed))[1::4, 1:12:4, 0] for seed in (0, 1)]
+        for one in drawn:
+            shown = {*(32 * one).flatten().tolist()}
+            assert len(shown) == 6
+            assert shown <= set(range(10))
+        assert not torch.equal(*drawn)
     everything = plot.selection(images, torch.arange(30), rows=2, columns=3)
     assert "rejected: 0" in texts(everything)
 
@@ -156,21 +158,27 @@ def test_selection_shows_each_part_on_its_side() -> None:
 def test_histogram_counts_pixels_per_channel_in_per_cent() -> None:
     images = torch.tensor([0.05, 0.15, 0.15, 0.95]).view(1, 1, 1, 4).repeat(1, 3, 1, 1)
     images[0, 1] = 0.5
-    figure = plot.pixel_histogram({"one": LabeledImages(images, torch.tensor([0])).renormalize(SHIFTED)}, bins=10)
-    red, green, blue = (patch.get_data() for patch in figure.axes[0].patches)
-    assert red.values == pytest.approx([25, 50, 0, 0, 0, 0, 0, 0, 0, 25])
-    assert green.values == pytest.approx([0, 0, 0, 0, 0, 100, 0, 0, 0, 0])
-    assert blue.values == pytest.approx(red.values)
-    assert red.edges == pytest.approx([i / 10 for i in range(11)])
-    assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["red", "green", "blue"]
-    colours = [to_hex(patch.get_edgecolor()) for patch in figure.axes[0].patches]
-    assert colours == ["#d55e00", "#009e73", "#0072b2"]
-    assert figure.axes[0].get_yscale() == "log"
-    assert figure.axes[0].get_ylim() == pytest.approx((0.7 * 25, 1.5 * 100))
+    plain = LabeledImages(images, torch.tensor([0]))
+    for one in (plain, plain.renormalize(SHIFTED)):
+        figure = plot.pixel_histogram({"one": one}, bins=10)
+        red, green, blue = (patch.get_data() for patch in figure.axes[0].patches)
+        assert red.values == pytest.approx([25, 50, 0, 0, 0, 0, 0, 0, 0, 25])
+        assert green.values == pytest.approx([0, 0, 0, 0, 0, 100, 0, 0, 0, 0])
+        assert blue.values == pytest.approx(red.values)
+        assert red.edges == pytest.approx([i / 10 for i in range(11)])
+        assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["red", "green", "blue"]
+        colours = [to_hex(patch.get_edgecolor()) for patch in figure.axes[0].patches]
+        assert colours == ["#d55e00", "#009e73", "#0072b2"]
+        assert figure.axes[0].get_yscale() == "log"
+        assert figure.axes[0].get_ylim() == pytest.approx((0.7 * 25, 1.5 * 100))
 
 
 def test_histogram_reports_outliers_and_shares_its_scale() -> None:
     wide = LabeledImages(torch.tensor([0.5, 2.0, -1.0, 0.5]).view(1, 1, 2, 2), torch.tensor([0]))
+    figure = plot.pixel_histogram({"wide": wide, "whole": make(channels=2)})
+    titles = [ax.get_title() for ax in figure.axes]
+    assert titles == ["wide, 1 images\n50.0% outside [0, 1]", "whole, 12 images"]
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
     figure = plot.pixel_histogram({"wide": wide, "whole": make(1200, channels=2)})
     titles = [ax.get_title() for ax in figure.axes]
     assert titles == ["wide, 1 images\n50.0% outside [0, 1]", "whole, 1,200 images"]
@@ -198,6 +206,7 @@ def test_tsne_has_a_marker_per_client_and_a_colour_per_class() -> None:
     assert len({tuple(c) for c in first.get_facecolors()}) == 2
     assert {tuple(c) for c in second.get_facecolors()} == {tuple(first.get_facecolors()[1])}
     assert first.get_paths()[0].vertices.shape != second.get_paths()[0].vertices.shape
+    assert {"a", "b", "cat", "dog", "client", "class"} <= set(texts(figure).split("\n"))
     assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("t-SNE 1", "t-SNE 2")
     keys = figure.findobj(Legend)
     assert {key.get_title().get_text() for key in keys} == {"client", "class"}
@@ -252,6 +261,15 @@ def test_pairwise_mmd_is_the_loss_for_each_pair(clients: int, n: int, unbiased: 
             assert float(table[i, j]) == pytest.approx(wanted, abs=1e-12)
 
 
+def test_the_unbiased_table_does_not_grow_as_sets_shrink() -> None:
+    own = derive(0, "small sets")
+    draws = [{name: torch.randn(10, 8, generator=own) for name in "ab"} for _ in range(60)]
+    unbiased = statistics.mean(float(plot.pairwise_mmd(d)[0, 1]) for d in draws)
+    biased = statistics.mean(float(plot.pairwise_mmd(d, unbiased=False)[0, 1]) for d in draws)
+    assert abs(unbiased) < 0.03
+    assert biased > 0.2
+
+
 def test_mmd_table_shows_the_numbers_and_the_change() -> None:
     before, after = two_clients(), two_clients()
     after["b"] = after["b"] + 5
@@ -269,11 +287,16 @@ def test_mmd_table_shows_the_numbers_and_the_change() -> None:
     assert plot.mmd_table(same, after).axes[1].get_title() == f"after: mean {means[1]:.2f}"
 
 
+@pytest.mark.parametrize("options", [{}, {"unbiased": False}])
 @pytest.mark.parametrize("size", [1e-9, 3e-5, 0.002, 0.04, 0.9, 7.0, 99.0, 4e3, 2e7])
-def test_all_numbers_of_an_mmd_table_have_one_format(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_numbers_of_an_mmd_table_have_one_format(
+    size: float, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = size * torch.tensor([[0.0, 1.0, 0.07], [1.0, 0.0, -0.003], [0.07, -0.003, 0.0]], dtype=torch.float64)
-    monkeypatch.setattr("distillkit.plot.embeddings.pairwise_mmd", lambda one, unbiased: table / (not unbiased))
-    left, bar = plot.mmd_table({name: torch.zeros(2, 2) for name in "abc"}, unbiased=False).axes
+    monkeypatch.setattr(
+        "distillkit.plot.embeddings.pairwise_mmd", lambda one, unbiased: table / (unbiased != bool(options))
+    )
+    left, bar = plot.mmd_table({name: torch.zeros(2, 2) for name in "abc"}, **options).axes
     shown = [t.get_text() for t in left.texts]
     assert len({len(text.partition(".")[2]) for text in shown}) == 1
     assert not any("e" in text for text in shown)
@@ -361,6 +384,7 @@ def test_costs_add_up_also_over_rounds_that_were_not_measured() -> None:
     first = {"ours": RUNS["ours"][:1]}
     traffic = plot.curves(first, x="bytes")
     assert line(traffic) == [pytest.approx((3, 20)), pytest.approx((9, 60))]
+    assert traffic.axes[0].get_xlabel().endswith("(MB)")
     for column, word in (("bytes_up", "upload"), ("bytes_down", "download"), ("client_seconds", "computing time")):
         assert plot.curves(RUNS, x=column).axes[0].get_xlabel().startswith(word)
     assert line(plot.curves(first, x="bytes_up")) == [pytest.approx((1, 20)), pytest.approx((3, 60))]
@@ -443,6 +467,11 @@ def test_no_two_of_many_curves_look_alike() -> None:
         (lambda: plot.tsne({"a": torch.ones(6, 2)}, {"a": torch.arange(6)}), ValueError, "all 6 rows are equal"),
         (lambda: plot.tsne({"a": torch.zeros(6, 2)}, {"a": torch.arange(5)}), ValueError, "labels"),
         (lambda: plot.tsne({"a": torch.rand(6, 2)}, {"a": torch.arange(6)}, classes="x"), ValueError, "num_classes=1,"),
+        (
+            lambda: plot.tsne({"a": torch.rand(6, 2)}, {"a": torch.arange(6)}, classes=["x"]),
+            ValueError,
+            "below num_classes=1",
+        ),
         (lambda: plot.pairwise_mmd({"a": torch.zeros(3, 2)}), ValueError, "at least 2 clients"),
         (lambda: plot.pairwise_mmd({"a": torch.zeros(3, 2), "b": torch.zeros(3, 4)}), ValueError, r"\[2, 4\]"),
         (lambda: plot.pairwise_mmd({"a": torch.zeros(3)}), ValueError, r"embeddings\['a'\] must have two"),
@@ -455,6 +484,7 @@ def test_no_two_of_many_curves_look_alike() -> None:
         (lambda: plot.curves({"m": [0.5]}), ValueError, r"at least one run \(of rounds\)"),
         (lambda: plot.curves(3), TypeError, r"a run \(its rows\),? or name -> runs; the runs are"),
         (lambda: plot.curves({"m": [[1, 2]]}), TypeError, "the runs of 'm' are .*int"),
+        (lambda: plot.curves({"m": [[{"accuracy": 1.0}]]}), ValueError, "must have a round"),
         (lambda: plot.curves({"m": [True]}), TypeError, "the runs of 'm' are bool"),
         (lambda: plot.curves({"m": [[{"b": 1, "a": 1.0}]]}), ValueError, r"of 'm' must have a round, got \['a', 'b'\]"),
         (lambda: plot.curves([{"round": 1, "accuracy": "x"}]), TypeError, "accuracy must be .* of '', got 'x'"),

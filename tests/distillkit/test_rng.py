@@ -29,6 +29,11 @@ def test_different_keys_give_different_streams(
     assert (first(derive(seed, *parts)) == first(derive(other_seed, *other))) == same
 
 
+def test_keys_are_delimited() -> None:
+    streams = [derive(0, 1, 2), derive(0, 12), derive(0, "1", "2"), derive(0, "1, 2"), derive(0, 1, "2"), derive(0)]
+    assert len({tuple(first(g)) for g in streams}) == len(streams)
+
+
 def test_numpy_and_tensor_integers_equal_python_integers() -> None:
     wanted = first(derive(3, 4, "x"))
     assert first(derive(np.int64(3), np.int32(4), "x")) == wanted  # type: ignore[arg-type]
@@ -57,9 +62,26 @@ def test_stream_is_the_mersenne_twister_of_the_hash_of_the_keys() -> None:
     assert torch.rand(2, generator=derive(0, 1, "purpose")).tolist() == [0.22910332679748535, 0.4680759310722351]
 
 
-def test_bytes_must_fill_the_state_and_zeros_are_harmless() -> None:
+@given(st.integers(-(2**70), 2**70), st.integers(0, 69))
+def test_every_bit_of_a_seed_counts(seed: int, bit: int) -> None:
+    assert first(derive(seed)) != first(derive(seed ^ (1 << bit)))
+    assert first(as_generator(5)) != first(as_generator(5 + 2**32))
+
+
+@pytest.mark.parametrize(("one", "other"), [(30602, 54651), (11534, 89064), (124341, 126833)])
+def test_streams_do_not_collide_in_32_bits(one: int, other: int) -> None:
+    """The first pairs whose BLAKE2b digests agree in the 32 bits that `manual_seed` would keep."""
+    assert words_of(derive(0, "client", one)) != words_of(derive(0, "client", other))
+    assert first(derive(0, "client", one)) != first(derive(0, "client", other))
+
+
+def test_state_uses_all_bytes_and_zeros_are_harmless() -> None:
     refused(lambda: generator_from_bytes(bytes(2495)), ValueError, "entropy must be 2496 bytes, got 2495")
     assert len(set(torch.rand(1000, generator=generator_from_bytes(bytes(STATE_BYTES))).tolist())) > 1
+    for i in (3, 4, 1250, 2495):
+        other = bytearray(STATE_BYTES)
+        other[i] = 1
+        assert words_of(generator_from_bytes(bytes(other))) != words_of(generator_from_bytes(bytes(STATE_BYTES)))
 
 
 def test_another_layout_of_the_state_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +99,9 @@ def test_generator_is_returned_itself_and_advanced() -> None:
 
 
 def test_integer_gives_a_new_generator_each_time_without_the_global_state(global_rng_untouched: None) -> None:
+    assert first(derive(3, "x")) == first(derive(3, "x"))
     assert first(as_generator(7)) == first(as_generator(7)) == first(derive(7))
+    assert first(as_generator(-7)) != first(as_generator(7))
     assert len({tuple(first(as_generator(seed))) for seed in (7, -7, 7 + 2**32)}) == 3
     assert first(as_generator(np.int64(7))) == first(as_generator(7))  # type: ignore[arg-type]
 

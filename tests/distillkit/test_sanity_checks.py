@@ -48,6 +48,7 @@ def _every_warning_is_an_error() -> Any:
 def test_valid_sets_cause_no_warning(normalization: Normalization | None, seed: int, h: int, w: int) -> None:
     raw = torch.rand(4, 3, h, w, generator=derive(seed))
     raw[0, :, 0, 0] = 0.0
+    LabeledImages.from_pixels(raw, [0, 1, 0, 1], normalization=normalization or IDENTITY)
     LabeledImages.from_pixels(raw.requires_grad_(), [1] * 4, num_classes=3, normalization=normalization or IDENTITY)
     encoded = raw if normalization is None else normalization.encode(raw)
     made = LabeledImages(encoded, [0, 1, 0, 1], normalization=normalization)

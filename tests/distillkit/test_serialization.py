@@ -182,6 +182,8 @@ def test_files_of_another_store_are_linked(tmp_path: Path, monkeypatch: pytest.M
     name = f"{said['set']}.safetensors"
     assert (tmp_path / "one" / name).samefile(tmp_path / "two" / name)
     assert len(list((tmp_path / "two").iterdir())) == 2
+    assert to_config(digits(), store=tmp_path / "three", shared=tmp_path / "nowhere") == said
+    assert (tmp_path / "three" / name).exists()
     for shared in ("nowhere", "one"):
         assert to_config(digits(), store=tmp_path / shared / "in", shared=tmp_path / shared) == said
         assert (tmp_path / shared / "in" / name).exists()

@@ -292,5 +292,7 @@ def test_batch_norm_has_the_statistics_of_at_most_256_latents(count: int) -> Non
 
 
 def test_maps_halve_above_32_pixels() -> None:
+    network = StyleGAN2(128, width=16, latent=2)
+    assert [conv.weight.shape[0] for conv in network.convs] == [16, 16, 16, 16, 16, 16, 16, 8, 8, 4, 4]
     network = StyleGAN2(256, width=16, latent=2)
     assert [conv.weight.shape[0] for conv in network.convs] == [16, 16, 16, 16, 16, 16, 16, 8, 8, 4, 4, 4, 4]

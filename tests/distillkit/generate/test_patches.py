@@ -160,6 +160,11 @@ def test_crops_agree_with_the_published_pipeline_in_an_image_library(jittered: f
 @pytest.mark.parametrize(("size", "large"), [(32, 45), (28, 39), (4, 5)])
 def test_without_motion_or_jitter_a_crop_is_the_centre_of_the_resized_rectangle(size: int, large: int) -> None:
     """The resized rectangle has int(sqrt(2) size) pixels, and a crop begins as an image library's does."""
+    patches = Patches(picture(), 5, size=size, rotation=0.0, shear=0.0, jitter_probability=0.0)
+    r = patches.crop_parameters(2)
+    source = patches.image[None, :, r.top : r.top + r.height, r.left : r.left + r.width]
+    resized = torch.nn.functional.interpolate(source, (large, large), mode="bicubic", antialias=True)[0]
+    assert (patches[2] - pil.center_crop(resized, [size, size])).abs().max() < 1.01 / 255
     noise, strengths = torch.rand(3, 60, 60, generator=torch.Generator()), (0.0, 0.4, 0.0, 0.0)
     patches = Patches(noise, 5, size=size, rotation=0.0, shear=0.0, jitter=strengths, jitter_probability=1.0)
     r = patches.crop_parameters(2)
@@ -211,7 +216,8 @@ def test_the_digest_is_of_the_image_and_the_options() -> None:
         "flip": 0.5, "jitter": (0.4, 0.4, 0.3, 0.1), "jitter_probability": 0.4, "jpeg_quality": 75,
     }  # fmt: skip
     others = [Patches(image, 1), Patches(blue), *(Patches(image, **{name: v}) for name, v in options.items())]  # type: ignore[arg-type]
-    assert len({Patches(image).digest, *(p.digest for p in others)}) == 13
+    others += [Patches(image.flip(-1))]
+    assert len({Patches(image).digest, *(p.digest for p in others)}) == 14
 
 
 def test_chunks_cover_everything_in_order() -> None:

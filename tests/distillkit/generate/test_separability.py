@@ -49,9 +49,10 @@ def test_custom_network_and_unbalanced_classes_with_one_missing() -> None:
     assert found.linear_probe > 0.9
 
 
+@pytest.mark.parametrize("classes", [3, 12])
 @pytest.mark.parametrize(("size", "depth"), [((16, 16), 3), ((64, 8), 2), ((4, 64), 1), ((2, 3), 1), ((9, 33), 2)])
 def test_depth_follows_from_the_shorter_side_and_options_reach_the_training(
-    size: tuple[int, int], depth: int, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int], depth: int, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depths, module, told = list[int](), sys.modules[separability.__module__], list[Any]()
     made = lambda *args, **options: depths.append(options["depth"]) or ConvNet(*args, **options)  # noqa: E731
@@ -59,13 +60,14 @@ def test_depth_follows_from_the_shorter_side_and_options_reach_the_training(
     monkeypatch.setattr(
         module, "train", lambda network, data, protocol, **how: told.append((network, data, protocol, how["generator"]))
     )
-    draws, images, labels = as_generator(1), torch.rand(37, 1, *size, generator=as_generator(0)), torch.arange(37) % 12
+    draws, images = as_generator(1), torch.rand(37, 1, *size, generator=as_generator(0))
+    labels = torch.arange(37) % classes
     found = separability(images, labels, epochs=7, lr=0.2, batch=3, generator=draws)
     assert set(depths) == {depth}
     [(network, half, protocol, generator)] = told
     rest = [i for i, image in enumerate(images) if not any(torch.equal(image, own) for own in half.images)]
-    assert len(rest) == 13
-    assert found.small_net == accuracy(network, LabeledImages(images[rest], labels[rest], num_classes=12))
+    assert len(rest) == {3: 18, 12: 13}[classes]
+    assert found.small_net == accuracy(network, LabeledImages(images[rest], labels[rest], num_classes=classes))
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200, C=0.01, tol=1e-3))
     probe.fit(half.images.flatten(1).numpy(), half.labels.numpy())
     assert found.linear_probe == probe.score(images[rest].flatten(1).numpy(), labels[rest].numpy())

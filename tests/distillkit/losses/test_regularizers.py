@@ -101,13 +101,15 @@ def test_prototype_distance_ignores_absent_prototypes(case):
 @given(seeds, sizes, st.integers(2, 5), st.sampled_from([0.01, 0.1, 1.0, 10.0]))
 def test_clipped_logits_have_the_released_norm_and_threshold(seed, n, k, scale):
     logits = scale * normal(seed, n, k)
-    logits[0, 0], logits[0, 1:] = 0.4, 0
-    clipped = clip_logit_norm(logits)
-    for before, after in zip(logits, clipped):
-        long = float(before.norm()) > 0.4
-        wanted = 2.5 * before / before.norm() if long else before
-        torch.testing.assert_close(after, wanted)
-    assert torch.equal(clipped.argmax(1), logits.argmax(1))
+    at_threshold = logits.clone()
+    at_threshold[0, 0], at_threshold[0, 1:] = 0.4, 0
+    for rows in (logits, at_threshold):
+        clipped = clip_logit_norm(rows)
+        for before, after in zip(rows, clipped):
+            long = float(before.norm()) > 0.4
+            wanted = 2.5 * before / before.norm() if long else before
+            torch.testing.assert_close(after, wanted)
+        assert torch.equal(clipped.argmax(1), rows.argmax(1))
 
 
 @given(seeds, sizes, st.sampled_from([0.01, 1.0, 10.0]), st.floats(0.5, 5), st.booleans())

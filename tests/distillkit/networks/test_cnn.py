@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from distillkit.networks import FedCOGCNN, ImageNetwork, LeNet, SimpleCNN, build
+from tests.refused import refused
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,10 @@ def test_network_equals_a_plain_implementation(
 @pytest.mark.parametrize(("make", "least"), [(SimpleCNN, 16), (LeNet, 16), (FedCOGCNN, 22)])
 def test_smallest_size_is_accepted(make: type[SimpleCNN], least: int) -> None:
     assert make((1, least, least), 2)(torch.zeros(1, 1, least, least)).shape == (1, 2)
+    for shape in ((1, least - 1, least), (1, least, least - 1)):
+        refused(partial(make, shape, 2), ValueError, f"at least {least} pixels high and wide")
+
+
+def test_groups_and_pooling_are_those_of_the_network() -> None:
+    refused(lambda: LeNet((1, 28, 28), 10, norm="group", groups=4), ValueError, "groups must divide the 6 channels")
+    refused(lambda: LeNet((1, 28, 28), 10, pooling="none"), ValueError, "pooling must be one of 'avg', 'max'")

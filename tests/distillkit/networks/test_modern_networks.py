@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages
-from distillkit.condense import InnerTraining, distribution_matching, gradient_matching
+from distillkit.condense import InnerTraining, distribution_matching, fit_to_gradient, gradient_matching, herding
 from distillkit.condense._parameter_gradient import distance_to_target, parameter_gradient
 from distillkit.evaluate import evaluate
-from distillkit.networks import ConvNet, FixedNetwork, KeepInit, RandomNetworks, build
+from distillkit.generate import invert
+from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, RandomNetworks, build
 from distillkit.rng import derive
 from distillkit.training import Protocol, accuracy, train
 from tests.distillkit.test_user_networks import COMPONENTS
@@ -51,21 +53,39 @@ def weights(network: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in network.parameters()])
 
 
-MORE: dict[str, Callable[..., Any]] = {
-    "DC": lambda make, net, real: gradient_matching(
-        real, networks=RandomNetworks(make), ipc=2, iterations=1, inner=InnerTraining(loops=(2, 1)), chunk=1
+def _match(make: Callable[[], nn.Module]) -> LabeledImages:
+    net = make().eval()
+    target = [torch.randn_like(p) for p in net.parameters()]
+    return fit_to_gradient(net, data(), target, steps=1)
+
+
+CALLS: dict[str, Callable[[Callable[[], nn.Module]], Any]] = {
+    "DM": lambda make: distribution_matching(data(), networks=RandomNetworks(KeepInit(make)), ipc=1, steps=1),
+    "FedDM": lambda make: distribution_matching(
+        data(), networks=NetworkBall(make(), 1.0), ipc=1, steps=1, match="embedding+logits"
     ),
-    "evaluate": lambda make, net, real: evaluate(
-        real, real, make, num_networks=1, protocol=Protocol(epochs=1, batch=6)
+    "FedLGD": lambda make: distribution_matching(data(), networks=FixedNetwork(make()), ipc=1, steps=1),
+    "DC": lambda make: gradient_matching(
+        data(), networks=RandomNetworks(KeepInit(make)), ipc=2, iterations=1, inner=InnerTraining(loops=(2, 1)), chunk=1
     ),
+    "given gradient": _match,
+    "herding": lambda make: herding(data(), ipc=1, network=make()),
+    "evaluate": lambda make: evaluate(
+        data(), data(), KeepInit(make), num_networks=1, protocol=Protocol(epochs=1, batch=6)
+    ),
+    "invert": lambda make: invert(make(), torch.tensor([0, 1]), shape=SHAPE, steps=1),
+}
+CALLS |= {
+    f"of users: {name}": lambda make, call=call: call(KeepInit(make), make().eval(), data())  # type: ignore[misc]
+    for name, call in COMPONENTS.items()
 }
 
 
 @pytest.mark.parametrize("network", MODERN)
-@pytest.mark.parametrize("component", [*COMPONENTS, *MORE])
+@pytest.mark.parametrize("component", CALLS)
 def test_every_component_accepts_a_modern_network(component: str, network: str) -> None:
-    make = MODERN[network]
-    made = {**COMPONENTS, **MORE}[component](KeepInit(make), make().eval(), data())
+    made = CALLS[component](MODERN[network])
+    assert made is not None
     if isinstance(made, LabeledImages):
         assert torch.isfinite(made.images).all()
 
@@ -125,6 +145,15 @@ def test_pretrained_networks_are_fixed() -> None:
     assert found.accuracy == accuracy(pretrained, data())
 
 
+def test_redraw_without_the_generator_is_refused() -> None:
+    count = iter(range(100))
+
+    def redraw(network: nn.Module, generator: torch.Generator) -> None:
+        network.get_parameter("class_token").fill_(float(next(count)))
+
+    refused(lambda: RandomNetworks(vit, redraw), ValueError, "must draw from the generator alone")
+
+
 def test_second_derivative_of_attention_equals_that_of_its_formula() -> None:
     """Fused attention against finite differences, in one chunk and in two."""
     net = build(KeepInit(vit), 0).double().eval()
@@ -172,6 +201,21 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"networks must be a network sampler.*this ConvNet pass FixedNetwork\(network\)",
     ),
+    "a sampler without the attribute fixed": (
+        lambda: distribution_matching(data(), networks=SimpleNamespace(draw=lambda generator: sized())),  # type: ignore[arg-type]
+        TypeError,
+        "networks must be a network sampler; SimpleNamespace lacks the attribute fixed",
+    ),
+    "a class that wants arguments": (
+        lambda: RandomNetworks(ConvNet),
+        TypeError,
+        r"factory is called as factory\(\); give lambda: ConvNet.*, got ConvNet, which takes \(shape",
+    ),
+    "a function with one argument that must be given": (
+        lambda: RandomNetworks(lambda width, height=8, *rest, **more: sized()),  # type: ignore[misc]
+        TypeError,
+        r"factory is called as factory\(\); give .*, which takes \(width, height=8, \*rest, \*\*more\)$",
+    ),
     "a module among factories": (
         lambda: evaluate(data(), data(), {"net": sized()}, num_networks=1),
         TypeError,
@@ -182,10 +226,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "must return 3 logits.*returns 5; build it for 3 classes, or pass num_classes=5 for the data$",
     ),
+    "other classes where logits are matched": (
+        lambda: distribution_matching(data(), networks=FixedNetwork(sized(5)), ipc=1, match="embedding+logits"),
+        ValueError,
+        "networks must return 3 logits.*returns 5",
+    ),
     "maps for logits": (
         lambda: accuracy(nn.Conv2d(3, 3, 3), data()),
         ValueError,
         r"network must return logits \[N, K\], but returns \[2, 3, 14, 14\] for 2 images of shape \(3, 16, 16\)",
+    ),
+    "NaN weights": (
+        lambda: train(
+            sized().requires_grad_(False).apply(lambda m: [p.fill_(torch.nan) for p in m.parameters()]), data()
+        ),
+        ValueError,
+        "returns NaN or Inf for noise",
     ),
     "another dtype": (
         lambda: train(sized().double(), data()),

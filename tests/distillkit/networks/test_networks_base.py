@@ -73,6 +73,22 @@ class TestSplit:
             split(model).features(images(channels=4))
         assert hooks(model) == 0
 
+    def test_classifier_must_run_once(self) -> None:
+        class Twice(Users):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x) + super().forward(-x)
+
+        with pytest.raises(ValueError, match="classifier 'head' must run exactly once .* but ran 2 times"):
+            split(Twice()).features(images())
+
+    def test_invalid_networks_are_refused(self) -> None:
+        refused(lambda: split(lambda x: x), TypeError, r"network must be an nn\.Module, got function")
+        with pytest.raises(ValueError, match=r"Sequential has no nn.Linear .* split\(network, classifier='...'\)"):
+            split(nn.Sequential(nn.Conv2d(3, 2, 8), nn.Flatten()))
+        for name in ("tail", ""):
+            with pytest.raises(ValueError, match=f"name a module of Users, got '{name}'; its children are head, conv"):
+                split(Users(), classifier=name)
+
     def test_deep_copies_and_dtypes_follow_the_model(self) -> None:
         network = split(build(Users, 0))
         twin = copy.deepcopy(network).double()
@@ -97,7 +113,13 @@ class TestInitialize:
                 [
                     *(nn.Conv1d(2, 3, 3), nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.Conv3d(2, 3, 2)),
                     *(nn.ConvTranspose1d(2, 3, 3), nn.ConvTranspose2d(2, 4, 3), nn.ConvTranspose3d(2, 4, 3)),
-                    *(nn.Linear(7, 5), nn.Embedding(3, 4, padding_idx=0), nn.PReLU(3), nn.GroupNorm(1, 3)),
+                    *(
+                        nn.Linear(7, 5),
+                        nn.Embedding(3, 4, padding_idx=0),
+                        nn.Embedding(3, 4, padding_idx=1),
+                        nn.PReLU(3),
+                        nn.GroupNorm(1, 3),
+                    ),
                     *(nn.LayerNorm(3), nn.RMSNorm(3), nn.BatchNorm2d(3), nn.InstanceNorm2d(3, affine=True)),
                     *(nn.Identity(), nn.Dropout(), nn.GroupNorm(1, 3, affine=False), nn.Linear(3, 3)),
                 ]
@@ -159,6 +181,18 @@ class TestInitialize:
         assert (once != 0).all()
         assert torch.equal(initialize(model, 0).state_dict()["0.scale"], once)
 
+    def test_refuses_unknown_modules_by_name(self) -> None:
+        class Shift(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.shift = nn.Parameter(torch.zeros(3))
+
+        with pytest.raises(TypeError, match=r"cannot redraw the network \(Shift\).*add a method initialize"):
+            initialize(Shift(), 0)
+        with pytest.raises(TypeError, match=r"cannot redraw inner.1 \(Shift\)"):
+            initialize(nn.ModuleDict({"inner": nn.Sequential(nn.Linear(2, 2), Shift())}), 0)
+        refused(lambda: initialize(nn.Sequential(Half()), 0), TypeError, r"cannot redraw 0 \(Half\)")
+
     def test_parameters_missed_by_reset_parameters_are_kept(self, global_rng_untouched: None) -> None:
         one, two, other = (build(lambda: nn.Sequential(nn.LSTM(2, 2), nn.LSTM(2, 2)), seed) for seed in (0, 0, 1))
         for a, b, c in zip(one.parameters(), two.parameters(), other.parameters(), strict=True):
@@ -167,6 +201,7 @@ class TestInitialize:
             assert a.abs().max() <= 2**-0.5
         assert not torch.equal(one[0].weight_ih_l0, one[1].weight_ih_l0)
         half = Half()
+        refused(lambda: initialize(half, 0), TypeError, r"redraw=lambda network, generator")
         refused(lambda: initialize(nn.Sequential(half), 0), TypeError, r"cannot redraw 0 \(Half\)")
         assert half.one.tolist() == half.two.tolist() == [0.0] * 3
 
@@ -175,10 +210,11 @@ class TestInitialize:
             nn.init.normal_(network.one)
             network.two.copy_(torch.randn(3, generator=generator))
 
-        a, b, c = (build(Half, seed, redraw) for seed in (0, 0, 1))
-        for name in ("one", "two"):
-            assert torch.equal(getattr(a, name), getattr(b, name))
-            assert not torch.equal(getattr(a, name), getattr(c, name))
+        for make in (lambda seed: initialize(Half(), seed, redraw), lambda seed: build(Half, seed, redraw)):
+            a, b, c = (make(seed) for seed in (0, 0, 1))
+            for name in ("one", "two"):
+                assert torch.equal(getattr(a, name), getattr(b, name))
+                assert not torch.equal(getattr(a, name), getattr(c, name))
 
     def test_refuses_parametrized_weights(self) -> None:
         parametrized = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
@@ -201,6 +237,11 @@ class TestBuild:
                 assert torch.equal(x, y)
 
     def test_kept_networks_advance_a_generator_too(self, global_rng_untouched: None) -> None:
+        generator = torch.Generator().manual_seed(3)
+        seed = torch.Generator().manual_seed(3)
+        one, two, again = (build(KeepInit(lambda: nn.Linear(2, 2)), g) for g in (generator, generator, seed))
+        assert torch.equal(one.weight, again.weight)
+        assert not torch.equal(one.weight, two.weight)
         generator, seed = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
         one, two, again = (build(lambda: KeepInit(nn.Linear)(2, 4), g) for g in (generator, generator, seed))
         assert one.weight.shape == (4, 2)

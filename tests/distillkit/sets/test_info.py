@@ -164,6 +164,7 @@ FREE: dict[str, Any] = {"epsilon": 0.0}
 SURE: dict[str, Any] = {"epsilon": 1.23456, "delta": 1e-5, "relation": RELATION, "valid_if": "planned", "budget": 3.0}
 JOINED: list[tuple[list[dict[str, Any]], str, dict[str, Any] | str]] = [
     ([{}, {"method": "x"}], "photos", {}),
+    ([{"method": "x", **STATED}], "", STATED),
     ([{"method": "x", **STATED, "epsilon": 0.0}], "", STATED | {"epsilon": 0.0}),
     ([FREE, FREE], "", {"epsilon": 0.0, **BASIC}),
     ([SURE, SURE | {"epsilon": 2, "delta": 2e-5, "budget": 4.0}], "", {
