@@ -336,9 +336,10 @@ def test_a_claim_is_told_with_its_conditions(tmp_path: Path) -> None:
     for epsilon in (2.34567, 0):
         first = start.replace("2.346", f"{epsilon:.4g}")
         assert told(held | more | {"epsilon": epsilon}) == [first, "It holds if planned.", *ends]
-        lost = {"epsilon": None, "reason": "shown", "nominal_epsilon": epsilon, "valid_if": "planned"}
         hoped = f"With secret noise it would be epsilon {epsilon:.4g}."
-        assert told(lost | more) == ["No guarantee holds: shown.", hoped, *ends]
+        for reason in ("seeded", "shown"):
+            lost = {"epsilon": None, "reason": reason, "nominal_epsilon": epsilon, "valid_if": "planned"}
+            assert told(lost | more) == [f"No guarantee holds: {reason}.", hoped, *ends]
     assert told({"epsilon": None}) == ["No guarantee holds: the run records no reason."]
 
 

@@ -312,10 +312,11 @@ def test_consensus_pairs_images_of_one_class_by_hand() -> None:
     assert apart[0].flatten().tolist() == pytest.approx([(0 + 5.2) / 2, (5 + 9.2) / 2, (9 + 0.2) / 2])
 
 
+@pytest.mark.parametrize("label", [0, 4])
 @pytest.mark.parametrize(("method", "distance", "warned"), [
     ("dlg", 0.048, False), ("dlg", 0.052, True), ("geiping", 0.79, False), ("geiping", 0.81, True),
 ])  # fmt: skip
-def test_a_search_that_ends_far_from_the_message_warns(method: str, distance: float, warned: bool) -> None:
+def test_a_search_that_ends_far_from_the_message_warns(method: str, distance: float, warned: bool, label: int) -> None:
     """No image changes this message, so its distance from the observed one is known."""
     offset = math.sqrt(distance if method == "dlg" else (1 - distance) ** -2 - 1)
     sent = torch.tensor([1, offset], dtype=torch.float64)
@@ -331,7 +332,7 @@ def test_a_search_that_ends_far_from_the_message_warns(method: str, distance: fl
         with pytest.warns(UserWarning, match=said) if warned else warnings.catch_warnings():
             warnings.simplefilter("always" if warned else "error")
             found = invert_message(
-                message, SHAPE, 1, labels=torch.tensor([4]), method=method, steps=1, total_variation=0, restarts=2
+                message, SHAPE, 1, labels=torch.tensor([label]), method=method, steps=1, total_variation=0, restarts=2
             )
         assert found.losses[not near] == min(found.losses) == pytest.approx(distance)
         assert max(found.losses) > 1

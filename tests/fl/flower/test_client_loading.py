@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image as Pictures
@@ -24,6 +25,38 @@ from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, OPTIONS, run_on_grid
 from tests.refused import refused
 
+
+class Image:
+    """Fake of the image feature of `datasets`."""
+
+
+class ClassLabel:
+    """Fake of the label feature of `datasets`."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+
+class Table:
+    """Fake of `datasets.Dataset`: named columns with features, rows as mappings, formats as views."""
+
+    def __init__(self, rows: list[dict[str, Any]], features: dict[str, Any], kind: str | None = None) -> None:
+        self._rows, self.features, self.format = rows, features, {"type": kind}
+        self.column_names = list(features)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.format["type"] == "torch":
+            row = self._rows[index]
+            return {k: v if isinstance(v, str) else torch.as_tensor(np.asarray(v)) for k, v in row.items()}
+        return self._rows[index]
+
+    def with_format(self, kind: str | None) -> Table:
+        return Table(self._rows, self.features, kind)
+
+
 PIXELS = torch.randint(256, (6, 1, 4, 4), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
 LABELS = [0, 1, 2, 0, 1, 1]
 NAMES = ["ape", "bat", "cat"]
@@ -39,6 +72,15 @@ def table(kind: str | None = None, names: list[str] = NAMES, **more: list[int]) 
     return datasets.Dataset.from_dict(content, features=datasets.Features(types)).with_format(kind)
 
 
+def faked(kind: str | None = None, **more: Any) -> Table:
+    """Return the rows of `table`, which needs `datasets`, as a fake."""
+    rows = [
+        {"id": f"{i}", "img": Pictures.fromarray(x[0].numpy()), "animal": y, **dict.fromkeys(more, y)}
+        for i, (x, y) in enumerate(zip(PIXELS, LABELS))
+    ]
+    return Table(rows, {"id": None, "img": Image(), "animal": ClassLabel(NAMES), **more}, kind)
+
+
 def held(given: Any, partition: int = 0) -> tuple[ClientData, tuple[str, ...]]:
     found, names = to_client_data(given, partition)
     return ClientRegistry([found], None, False)[0], names
@@ -52,26 +94,34 @@ def assert_pixels(data: Any, which: list[int] | None = None) -> None:
     assert (data.num_classes, data.classes_given, data.normalization) == (3, False, IDENTITY)
 
 
+@pytest.mark.parametrize("make", [table, faked])
 @pytest.mark.parametrize("kind", [None, "torch"])
-def test_flwr_datasets_table_loads(kind: str | None) -> None:
-    found, names = held(table(kind))
+def test_flwr_datasets_table_loads(kind: str | None, make: Any) -> None:
+    found, names = held(make(kind))
     assert_pixels(found.train)
     assert names == tuple(NAMES)
 
 
-def test_train_and_test_tables_load() -> None:
-    whole = table()
-    found, names = held({"test": whole.select(range(4)).with_format("torch"), "train": whole})
+@pytest.mark.parametrize("make", [table, faked])
+def test_train_and_test_tables_load(make: Any) -> None:
+    whole = make()
+    test = Table(whole._rows[:4], whole.features) if make is faked else whole.select(range(4))
+    found, names = held({"test": test.with_format("torch"), "train": whole})
     assert_pixels(found.train)
     assert_pixels(found.test, [0, 1, 2, 3])
     assert names == tuple(NAMES)
 
 
-def test_custom_table_transform_is_applied() -> None:
-    datasets = pytest.importorskip("datasets")
-    whole = datasets.Dataset.from_dict({"image": list(range(6)), "label": LABELS})
-    changed = lambda row: {**row, "image": [PIXELS[i].float() / 255 - 1 for i in row["image"]]}  # noqa: E731
-    found, names = held(whole.with_transform(changed))
+@pytest.mark.parametrize("fake", [False, True])
+def test_custom_table_transform_is_applied(fake: bool) -> None:
+    if fake:
+        rows = [{"image": x.float() / 255 - 1, "label": y} for x, y in zip(PIXELS, LABELS)]
+        whole: Any = Table(rows, {"image": None, "label": None}, "custom")
+    else:
+        datasets = pytest.importorskip("datasets")
+        changed = lambda row: {**row, "image": [PIXELS[i].float() / 255 - 1 for i in row["image"]]}  # noqa: E731
+        whole = datasets.Dataset.from_dict({"image": list(range(6)), "label": LABELS}).with_transform(changed)
+    found, names = held(whole)
     assert torch.equal(found.read()[0].images, PIXELS.float() / 255 - 1)
     assert names == ()
 
@@ -82,9 +132,22 @@ def test_custom_table_transform_is_applied() -> None:
         (lambda: table(coarse=LABELS), r"may be the label \(animal, coarse\) among id, img"),
         (lambda: table().select([]), "the table must hold at least one item"),
         (lambda: {"validation": table()}, "must have the key train"),
+        (lambda: faked(coarse=ClassLabel(["a", "b"])), r"may be the label \(animal, coarse\) among id, img"),
+        (lambda: Table([], {"pixels": None, "label": None}), "the table must hold at least one item"),
+        (lambda: {"validation": faked()}, "must have the key train"),
+        (lambda: {"train": faked(), "test": faked(animal=ClassLabel(["bat", "ape", "cat"]))}, "same classes"),
         (lambda: {"train": table(), "test": table(names=["bat", "ape", "cat"])}, "same classes"),
     ],
-    ids=["two of a kind", "no pictures", "no train", "other order"],
+    ids=[
+        "two of a kind",
+        "no pictures",
+        "no train",
+        "two of a kind, fake",
+        "no pictures, fake",
+        "no train, fake",
+        "other order, fake",
+        "other order",
+    ],
 )
 def test_ambiguous_tables_are_refused(given: Any, said: str) -> None:
     refused(lambda: held(given()), (TypeError, ValueError), said)

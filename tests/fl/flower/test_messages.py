@@ -87,6 +87,7 @@ def spoiled(change: str) -> Any:
         "short": ("A.x", app.Array(x.dtype, x.shape, x.stype, x.data[:-1])),
         "negative": ("A.x", app.Array(x.dtype, (-2, -3), x.stype, x.data)),
         "empty and endless": ("A.x", app.Array(x.dtype, (0, *[2**31 - 1] * 3), x.stype, b"")),
+        "no boolean alone": ("A.b", app.Array("bool", (1,), x.stype, b"\x02")),
         "no boolean": ("A.b", app.Array("bool", (2,), x.stype, b"\x01\x02")),
     }
     if change in put:
@@ -106,6 +107,7 @@ def spoiled(change: str) -> Any:
         ("short", r"its tensor 'A\.x' has 23 bytes; torch\.float32 of shape \(2, 3\) takes 24"),
         ("negative", r"its tensor 'A\.x' has the shape \(-2, -3\)"),
         ("empty and endless", r"'A\.x' has the shape \(0, 2147483647"),
+        ("no boolean alone", "neither true nor false"),
         ("no boolean", r"'A\.b' holds bytes that are neither true nor false"),
         ("number among strings", "its record of strings holds other values"),
         ("record missing", r"its records are \['tensors'\]"),

@@ -283,6 +283,10 @@ INFO = NodeInfo(3, 5, "m", "", "f", "a", "", "0", 0.0, images(1, seed=0)[:0])
         ({"name": "a", "since": 0, "lines": [[0, line()]]}, "are not in order"),
         ({"name": "a", "since": "0", "lines": []}, "since must be an integer"),
         ({"name": "a", "since": 0, "lines": [[1, "event"]]}, "must be objects"),
+        (
+            {"name": "a", "since": 0, "lines": [[n, line()] for n in range(1, 12)]},
+            r"lines must be a list of a length in \[0, 10\]",
+        ),
         ({"name": "a", "since": 0, "lines": [[1, line()]] * 11}, r"lines must be a list of a length in \[0, 10\]"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",

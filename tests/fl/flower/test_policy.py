@@ -63,6 +63,10 @@ def of_client_1(run: Run) -> list[str | None]:
     return [row["failed"].get("1") for row in run.rows]
 
 
+def test_allowed_request_is_answered(tmp_path: Path) -> None:
+    assert of_client_1(one_strict(tmp_path, NoisySum())) == [None]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -209,6 +213,13 @@ def test_malformed_ledger_position_gets_only_a_refusal(asked: Any, tmp_path: Pat
         assert "ledger position" in facts["refused"]
 
 
+def test_ledger_position_beyond_the_end_is_an_error(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path, 1, "a", None)
+    said = "its ledger has 0 lines, and had 2: restore the file"
+    refused(lambda: ledger.report({"name": "a", "seen": 2}), ValueError, said)
+    assert json.loads(ledger.report({"name": "b", "seen": 2})["ledger"])["since"] == 0
+
+
 def test_report_holds_exactly_the_lines_after_the_position(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path, 1, "a", None)
     for _ in range(4):
@@ -295,7 +306,10 @@ def test_limits_of_a_policy_are_allowed_and_the_next_value_is_not(tmp_path: Path
 
     exact = policy(smallest_sigma="1.5", largest_rate="0.25")
     exact.require_events([Event("sum", 1.5, 0.25), Event("sum", 9.0, 0.01)])
-    for sigma, rate, key in ((1.4999, 0.25, "sigma = 1.5, and sum has 1"), (1.5, 0.2501, "rate = 0.25, and sum has 0")):
+    for sigma, rate, key in (
+        (1.4999, 0.25, "smallest_sigma = 1.5, and sum has 1"),
+        (1.5, 0.2501, "largest_rate = 0.25, and sum has 0"),
+    ):
         with pytest.raises(PolicyRefusal, match=key):
             exact.require_events([Event("sum", 9.0, 0.01), Event("sum", sigma, rate)])
     method = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=9, clip=2.0), **FAST, weights="uniform")

@@ -75,6 +75,7 @@ def test_results_equal_threads_bitwise(name: str, tmp_path: Path) -> None:
     assert_equal(run, every_method.play(here))
 
 
+PLAIN: dict[str, Any] = {"test": images(10, seed=9)}
 LABELED: dict[str, Any] = {"task": MultiLabel(3), "test": with_label_rows(images(10, seed=9))}
 
 
@@ -82,19 +83,21 @@ def label_rows(number: int) -> ClientData:
     return ClientData(with_label_rows(federation()[number]), with_label_rows(images(6, seed=20 + number)))
 
 
-def test_server_app_runs_like_serve(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("load", "options"), [(client_data, PLAIN), (label_rows, LABELED)], ids=["plain", "rows"])
+def test_server_app_runs_like_serve(load: Any, options: dict[str, Any], tmp_path: Path) -> None:
     method, found = METHODS["FedAvg"](), list[dict[str, Any]]()
-    given = {**OPTIONS, **LABELED, "rounds": 1}
+    given = {**OPTIONS, **options, "rounds": 1}
     limits = ConnectionOptions(poll_interval=0.001)
     app = server_app(method, on_round=found.append, connection=limits, out=tmp_path / "run", **given)
-    there = grid(method, tmp_path / "nodes", load_client=label_rows, task=LABELED["task"])
+    there = grid(method, tmp_path / "nodes", load_client=load, task=options.get("task"))
     app(there, fake_flower.context(0, None, 0))
-    wanted = rows(run_in_threads(METHODS["FedAvg"](), label_rows, **given))
+    wanted = rows(run_in_threads(METHODS["FedAvg"](), load, **given))
     assert [{k: v for k, v in row.items() if "seconds" not in k} for row in found] == wanted
     assert (tmp_path / "run" / "history.jsonl").exists()
 
 
-def test_custom_app_reads_its_method_from_the_run_config(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("load", "options"), [(client_data, PLAIN), (label_rows, LABELED)], ids=["plain", "rows"])
+def test_custom_app_reads_its_method_from_the_run_config(load: Any, options: dict[str, Any], tmp_path: Path) -> None:
     from flwr.clientapp import ClientApp  # type: ignore[import-not-found, unused-ignore]
 
     app = ClientApp()
@@ -104,13 +107,13 @@ def test_custom_app_reads_its_method_from_the_run_config(tmp_path: Path) -> None
     @app.train("job")
     def answer(message: Any, context: Any) -> Any:
         method = METHODS[context.run_config["method"]]()
-        return reply_to(message, context, method, label_rows, folder=tmp_path, task=LABELED["task"])
+        return reply_to(message, context, method, load, folder=tmp_path, task=options.get("task"))
 
     nodes = {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
     for context in nodes.values():
         context.run_config["method"] = "SCAFFOLD"
-    far = run_on_grid(fake_flower.Grid(app, nodes), METHODS["SCAFFOLD"](), **LABELED)
-    assert_equal(far, run_in_threads(METHODS["SCAFFOLD"](), label_rows, **LABELED))
+    far = run_on_grid(fake_flower.Grid(app, nodes), METHODS["SCAFFOLD"](), **options)
+    assert_equal(far, run_in_threads(METHODS["SCAFFOLD"](), load, **options))
 
 
 # What goes astray.
@@ -200,6 +203,7 @@ def test_lost_payload_is_resent(tmp_path: Path) -> None:
     there = grid(with_kept(), tmp_path)
     run = run_on_grid(there, method, participation=1.0, on_round=lose)
     assert_equal(run, run_in_threads(with_kept(), participation=1.0))
+    assert [row.get("bytes_resent", 0) > 0 for row in run.rows] == [False, True, True]
     assert [row.get("bytes_resent") for row in run.rows] == [None, *[run.rows[1]["bytes_resent"]] * 2]
     for kept in (with_kept(), FedAvg(Anchors(ipc=1, selected=(1,), steps=1, joined="always"), **FAST)):
         run = run_on_grid(grid(kept, tmp_path), kept)

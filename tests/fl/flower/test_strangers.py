@@ -73,13 +73,23 @@ def test_messages_of_another_server_app_are_refused_with_a_sentence(kind: str, t
 # Clocks.
 
 
-def test_clock_that_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    describe, method = Node._describe, FedAvg(**FAST)
-    monkeypatch.setattr(Node, "_describe", lambda *given: replace(describe(*given), clock=time.time() + 7200.0))
+@pytest.mark.parametrize(("shift", "said"), [(7200.0, "7[12].. seconds ahead of"), (-7200.0, "7[12].. seconds behind")])
+def test_clock_that_differs_is_named(shift: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    describe = Node._describe
+
+    def shifted(*given: Any) -> NodeInfo:
+        info = describe(*given)
+        return replace(info, clock=info.clock + shift)
+
+    monkeypatch.setattr(Node, "_describe", shifted)
+    method = FedAvg(**FAST)
     with pytest.warns(UserWarning, match="clock") as caught:
         run_on_grid(grid(method, tmp_path), method, rounds=1)
-    said = " ".join(str(one.message) for one in caught)
-    assert sorted(re.findall(r"\(partition (\d)\) is at least 7[12].. seconds ahead of", said)) == [*"01234"]
+    clocks = "".join(sorted(str(w.message) for w in caught if "clock" in str(w.message)))
+    for k in range(5):
+        assert re.search(rf"\(partition {k}\) is at least {said} .*set both clocks by NTP", clocks)
+    way = "ahead of" if shift > 0 else "behind"
+    assert sorted(re.findall(rf"\(partition (\d)\) is at least 7[12].. seconds {way}", clocks)) == [*"01234"]
 
 
 @pytest.mark.parametrize("clock", [994.9, 995.1, 1014.9, 1015.1])
@@ -109,6 +119,7 @@ def test_description_whose_space_holds_images_is_refused() -> None:
 def test_node_of_another_method_task_or_version_is_refused(field: str) -> None:
     registry = NodeRegistry(FedAvg(**FAST), None)
     info = replace(INFO, **registry._expected)
+    registry.register(info)
     for classes in ("", '["a"]'):  # a node need not know the names
         registry.register(replace(info, classes=classes))
     refused(lambda: registry.register(replace(info, **{field: "x"})), IncompatibleNode, f"has another {field} than")
