@@ -142,6 +142,7 @@ def test_every_option_has_an_effect_and_is_recorded(name: str) -> None:
         other = MAKERS[name](2, 3, 8, **{option: value})
         assert not torch.equal(other.images, plain.images), option
         assert option in ("latent", "clamp") or other.info[option] == value
+        assert other.info.get(option, value) == value
 
 
 @pytest.mark.parametrize("shared", [False, True])
