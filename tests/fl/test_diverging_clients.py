@@ -251,3 +251,10 @@ def test_state_that_is_not_finite_is_discarded() -> None:
         state = server.state.copy()
         state[fl.FedAvg.model] = {**model, **changes}
         assert words in str(check_state(method, replace(server, state=state)))
+
+    class Named(fl.FedAvg):
+        def predictors(self, server: fl.Server) -> dict[str, fl.Predictor]:
+            return {"b": super().predictors(server)[""]}
+
+    named = Named(Wider(), factory=Tiny, lr=0.1)
+    assert check_state(named, replace(server, state=state)) == said.replace("model", "model 'b'")

@@ -359,6 +359,8 @@ WRONG: list[tuple[str, Any, str]] = [
     *(("predictors", {"": Predictor(Tiny(k), outputs)}, rf"give \[N, 3\] logits or more .*, got \[6, {shown}\]")
       for k, outputs, shown in ((2, None, 2), (4, 2, 2), (2, 3, 2))),
     ("predictors", {"": Predictor(torch.nn.Identity())}, r"give \[N, 3\] logits or more .*, got \[6, 1, 4, 4\]"),
+    ("predictors", {"": Predictor(torch.nn.MaxPool2d(4, return_indices=True))},
+     "^the model '' of Mine.predictors must return logits as a tensor, got tuple$"),
     ("entries", None, "Mine.entries must return a list of Entry objects, got NoneType"),
     ("entries", [Entry()], "Mine.entries must return a list of Entry objects, declared as class attributes, got Entry"),
     ("send", None, "the server's send raised TypeError: Mine.send must return a Message .*, got NoneType"),

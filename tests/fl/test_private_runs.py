@@ -526,3 +526,5 @@ def test_run_with_a_given_ledger_records_it(tmp_path: Path) -> None:
     assert "remarks" not in play(1, RECORDS, ledger=used).rows[0]["privacy"]
     row = play(1, type("Other", (NoisySum,), {"__module__": "flora.methods"})(), ledger=used).rows[0]
     assert row["privacy"]["remarks"] == [OWN_CODE.format("Other")]
+    wrapped = type("Wrapped", (Filtered,), {"__module__": "flora.filters"})(WHOLE.method, *WHOLE.filters)
+    assert play(1, wrapped, ledger=Ledger(delta=DELTA)).rows[0]["privacy"]["remarks"] == [OWN_CODE.format("Wrapped")]

@@ -195,6 +195,7 @@ class Every(Method):
     early, late = partialmethod(reply, fails=3, count=2), partialmethod(reply, fails=6, count=4)
 
     def local(self, client: Client, message: Message) -> Message:
+        client.seconds += 1000  # of helpers
         client.notes |= {"steps": 2**client.id, "kept": len(client.memory), "threads": torch.get_num_threads()}
         return Message({self.part: torch.ones(9 if client.id == 4 else 3)})
 
@@ -268,6 +269,7 @@ def test_row_has_every_count_of_a_round(
     first |= {"accuracy_clients": clients_accuracy([0, 3 / 8, 4 / 8, 5 / 8, 6 / 8, 7 / 8])}
     seconds = {name: rows[0].pop(name) for name in ("seconds", "client_seconds", "server_seconds")}
     assert min(seconds.values()) > 0
+    assert [round(spent / 1000) for spent in seconds.values()] == [0, 5, 0]
     assert rows[0] == first
     assert [row["down"] for row in rows[1:]] == [cached, {**cached, "Every.poster": 20}]  # it changes before the tests
     assert rows[1].keys() == rows[2].keys() == (first.keys() | seconds.keys()) - {"setup"}

@@ -57,8 +57,9 @@ def test_run_that_falls_is_plotted_and_its_last_and_best_accuracy_differ() -> No
     rows = [{**row, "accuracy": accuracy} for row, accuracy in zip(run.rows, (0.0, 0.9, 0.4), strict=True)]
     falling = Run(rows, run.server, {}, run.method)
     assert (falling.accuracy_last, falling.accuracy_best) == (0.4, 0.9)
-    line = history.summary(rows)
-    assert (line["accuracy_last"], line["accuracy_best"]) == (0.4, 0.9)
+    wanted = {"rounds": 3, "accuracy_last": 0.4, "accuracy_best": 0.9, "epsilon": 3, "failed": 3}
+    wanted |= {name: sum(row[name] for row in rows) for name in ("bytes_up", "bytes_down", "client_seconds", "seconds")}
+    assert history.summary([{**row, "failed": {"0": "x"}, "epsilon": row["round"]} for row in rows]) == wanted
     assert repr(falling).endswith("accuracy 40.0 % (best 90.0 %))")
     assert "accuracy, 0.0 to 90.0 %, rounds 1 to 3" in falling._repr_html_()
     (drawn,) = plot.curves(falling).axes[0].lines

@@ -24,6 +24,7 @@ from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
 from fl.engine.store import Store, write_atomically
 from fl.message import Entry
+from fl.participants import Interrupted
 from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
 
@@ -297,3 +298,13 @@ def test_full_disk_error_names_the_file_and_keeps_the_last_round(
 def test_unusable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
     refused(lambda: play("fedavg", tmp_path / "file" / "run"), CheckpointError, "cannot write")
+    (tmp_path / "checkpoint" / "clients.jsonl").mkdir(parents=True)
+    refused(lambda: play("fedavg", tmp_path), CheckpointError, r"^/.*/clients\.jsonl cannot be deleted: \w[^\]]*$")
+
+
+def test_run_ends_after_each_round_past_its_deadline(tmp_path: Path) -> None:
+    out = RunFolder(tmp_path, deadline=0.0)
+    for number in (1, 2):
+        with pytest.raises(Interrupted, match=f"^the run stopped at its deadline, after round {number}$"):
+            play("fedavg", out, resume=True)
+    assert len(play("fedavg", out, resume=True).rows) == 3

@@ -222,6 +222,8 @@ SEQUENCE = "clients must be a sequence of sets, one for each client, got "
         ({"clients": [1]}, TypeError, r"clients\[0\] must be a LabeledImages, .*a pair of both"),
         ({"clients": [ClientData(other(), 3)]}, TypeError, r"clients\[0\].test must be a LabeledImages, .* got int"),  # type: ignore[arg-type]
         ({"evaluate": [0.5]}, TypeError, "evaluate must be 'drawn'"),
+        ({"evaluate": {1: 2}}, TypeError, "clients' numbers, got dict$"),
+        ({"participation": True}, TypeError, "participation must be a number, got bool$"),
         ({"on_round": 3}, TypeError, r"on_round is called as on_round\(row\)"),
         ({"on_round": lambda: None}, TypeError, r"on_round is called as on_round\(row\)"),
         ({"evaluate": [77]}, ValueError, r"from 0 to 4; got \[77\]"),
