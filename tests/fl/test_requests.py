@@ -93,6 +93,9 @@ def test_restored_records_are_those_of_all_rounds() -> None:
     exchanger.restore(Restored(2, Message(), {"nodes": "b"}, changes, []))
     assert exchanger.records[4] == ClientRecord("1-a", {"x": "d"})
     transport.restore.assert_called_once_with({"nodes": "b"}, {4: "1-a", 7: "2-a"})
+    request = ClientRequest(Message.unchecked({"x": images(2, 0), "y": 1.0}), digests={"x": "d"})
+    cached, sent = ({"x:digest": 16, "y": 8}, {"x": 128, "x:labels": 16, "x:digest": 16, "y": 8})
+    assert [exchanger.request_sizes(Mock(client=client, request=request)) for client in (4, 7)] == [cached, sent]
 
 
 def wide() -> Message:
