@@ -467,7 +467,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: inverted(ONES, labels=Y + 5), "labels must be below num_classes=5"),
     (
         lambda: inverted(ONES, labels=F.one_hot(Y.repeat(2), 5)),
-        r"int \[1\], got rows \[2, 5\]; pass labels.argmax\(1\)",
+        r"class indices, int \[1\], got rows \[2, 5\]; pass labels.argmax\(1\)",
     ),
     (lambda: inverted(list(NET.parameters())), "gradients must be a gradient .*: subtract the weights"),
     (lambda: inverted(ONES, normalization=THREE), r"must have one value per channel of \(1, 8, 8\), got 3"),

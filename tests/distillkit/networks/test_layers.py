@@ -167,15 +167,17 @@ class TestMaxPool:
                 MaxPool()(maps[..., :1])
 
 
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize(("layer", "shape"), [
     (nn.Dropout, (400, 6, 2, 2)), (nn.Dropout1d, (400, 6, 3)), (nn.Dropout2d, (400, 6, 2, 2)),
     (nn.Dropout3d, (400, 6, 2, 1, 2)),
 ])  # fmt: skip
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_seeded_dropout_has_the_law_of_the_layer(
-    layer: Callable[[float], nn.Module], shape: tuple[int, ...], p: float, global_rng_untouched: None
+    layer: Callable[[float], nn.Module], shape: tuple[int, ...], p: float, nested: bool, global_rng_untouched: None
 ) -> None:
-    net = nn.Sequential(nn.Sequential(layer(p))).train()
+    inner = nn.Sequential(layer(p))
+    net = (nn.Sequential(inner) if nested else inner).train()
     x = torch.ones(shape)
     with seeded_dropout(net, derive(3)):
         seen = net(x)
@@ -183,12 +185,12 @@ def test_seeded_dropout_has_the_law_of_the_layer(
         assert torch.equal(net.eval()(x), x)
     with seeded_dropout(net.train(), derive(3)):
         with undraw_dropout(net):
-            assert "forward" not in vars(net[0][0])
+            assert "forward" not in vars(inner[0])
         assert torch.equal(net(x), seen)
     for _ in range(2):  # the layer is as before, also if the block began in eval mode
-        assert "forward" not in vars(net[0][0])
+        assert "forward" not in vars(inner[0])
         with seeded_dropout(net.eval(), derive(3)):
-            assert "forward" in vars(net[0][0])
+            assert "forward" in vars(inner[0])
     assert set(seen.unique().tolist()) <= {0.0, float(torch.tensor(1.0) / (1 - p)) if p < 1 else 0.0}
     if layer is not nn.Dropout:
         assert torch.equal(seen, seen.flatten(2)[:, :, :1].view(*shape[:2], *[1] * (len(shape) - 2)).expand(shape))
