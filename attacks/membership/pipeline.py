@@ -153,7 +153,7 @@ def model_scorer(
     """
     check.instance(network, nn.Module, "network", "an nn.Module")
     if score is not None:
-        check.callable_with(score, "score", ("logits", "labels"), "such as attacks.membership.stable_logit")
+        check.callable_with(score, "score", ("logits", "labels"), "a function such as attacks.membership.stable_logit")
         if isinstance(score, nn.Module):
             raise TypeError("score must be a function of logits and labels, got a network")
     if chunk is not None:

@@ -209,8 +209,11 @@ def refuted_by_masses(m: int, r: int, right: int, shift: float, level: float) ->
 @pytest.mark.parametrize(("delta", "level"), [(0.0, 0.05), (1e-3, 0.2), (0.01, 0.05), (0.01, 0.9)])
 @pytest.mark.parametrize(
     ("m", "r", "wrong"),
-    [(30, 30, 3), (30, 21, 1), (1, 1, 0), (9, 1, 0), (9, 7, 0), (41, 33, 5), (12, 5, 0), (50, 20, 12), (8, 8, 8)],
-)
+    [
+        (30, 30, 3), (30, 21, 1), (1, 1, 0), (9, 1, 0), (9, 7, 0), (41, 33, 5), (12, 5, 0), (50, 20, 12), (8, 8, 8),
+        (400, 400, 0),
+    ],
+)  # fmt: skip
 def test_one_run_bounds_invert_the_papers_bounds(m: int, r: int, wrong: int, delta: float, level: float) -> None:
     included = torch.arange(m) < (m + 1) // 2
     scores = torch.arange(m, 0, -1).double()

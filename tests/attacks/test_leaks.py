@@ -23,6 +23,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.data import open_npz
 from distillkit.rng import derive
 from distillkit.sets import StoredImages, Tiles
+from tests.fl.emulated_device import DEVICE, on_second_device, second_device
 from tests.refused import refused
 
 SPACE = Normalization((0.4,), (0.2,))
@@ -57,6 +58,20 @@ def test_shares_are_at_least_those_of_a_plain_loop(scale: float) -> None:
     scores = [nearest(small.pixels(), data.pixels()) for data in (TRAIN, ASIDE)]
     assert (found.auc, found.nearest) == evaluate_scores(scores[0], scores[1], 2)
     assert found.altered == evaluate_scores(both[0].record_level, both[1].record_level, 2)[1]
+
+
+@pytest.mark.filterwarnings("ignore:held_out holds 20 records")
+def test_sets_may_be_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, train, aside = TRAIN[5:9], TRAIN[:9], ASIDE[:20]
+    wanted = leaks(small, train, aside)
+
+    def compared(*own: torch.Tensor) -> Any:
+        assert all(map(on_second_device, own))
+        return find_copies(*(one.to("cpu") for one in own))
+
+    monkeypatch.setattr("attacks.reporting.published_set.find_copies", compared)
+    with second_device():
+        assert leaks(small.to(DEVICE), train, aside) == leaks(small, train.to(DEVICE), aside, device=DEVICE) == wanted
 
 
 def test_only_used_records_are_rated() -> None:
@@ -113,6 +128,13 @@ def test_every_number_is_in_its_place() -> None:
     assert [cells[1] for cells in made.table().cells] == ["it leaks", "12.5 %", "50.0 %", "25.0 %", *rates]
     assert [k for k, (name, _) in enumerate(made.table().cells) if "held-out" in name] == [3, 5, 7]
     assert str(made).splitlines()[1] == "images that copy a training record             12.5 %"
+    assert repr(made) == str(made)
+    assert "\n".join(name for name, _ in made.table().cells[1:]) == (
+        "images that copy a training record\nimages within 25 dB of a training record\n"
+        "images within 25 dB of a held-out record\nused records that the attack `nearest` reveals\n"
+        "held-out records that it takes for used ones\nused records with a copy, maybe altered\n"
+        "held-out records that seem to have one"
+    )
     record = made.record()
     assert [record[name] for name in ("images", "copies", "within_25_db", "within_25_db_of_held_out")] == [
         200, 0.125, 0.5, 0.25,
@@ -284,10 +306,11 @@ def test_all_records_may_be_published() -> None:
 
 def test_few_held_out_records_and_rare_duplicates_are_named() -> None:
     with (
-        pytest.warns(UserWarning, match="held_out holds 199 records; with fewer than 200"),
-        pytest.warns(match="1 of 200"),
+        pytest.warns(UserWarning, match="held_out holds 199 records; with fewer than 200") as few,
+        pytest.warns(match="1 of 200") as shared,
     ):
         leaks(TRAIN[:9], TRAIN, JOINED([ASIDE[:199], TRAIN[50:51]]))
+    assert {one.filename for one in (*few, *shared)} == {__file__}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         leaks(TRAIN[:9], TRAIN, ASIDE[:200])

@@ -116,6 +116,8 @@ def test_histogram_shows_the_share_of_each_group(monkeypatch: pytest.MonkeyPatch
         figure, caption = seen.pop()
         [axes] = figure.axes
         assert (caption, axes.get_xlabel(), axes.get_xlim()) == ("told", "dB", (low, high))
+        assert axes.get_ylabel() == "share of the group (%)"
+        assert len({patch.get_linestyle() for patch in axes.patches}) == len(values)
         assert [text.get_text() for text in axes.get_legend().get_texts()] == list(values)
         assert [line.get_xdata()[0] for line in axes.lines] == [20, 25]
         assert set(axes.get_xticks()) == {10, 20, 25, 30, 40, 50} & set(range(low, high + 1))
@@ -231,8 +233,15 @@ def test_recovered_records_are_counted_at_each_level(
         for name, values in every.items()
     ]
     assert len({cells[2:] for cells in rows(section)}) == len(every)
-    [(series, *_, marks)] = shown
-    assert (list(series), marks) == (list(levels), PSNR_LEVELS)
+    assert section.parts[0] == (
+        "For each record, the PSNR (in pixel space; higher is closer) of the nearest image sent in any round. Flips, "
+        "shifts, changes of color and tiling are undone first. Held-out images show how close unrelated images come. "
+        "The baseline sends as many random real images per round; a method whose images are safer than the data must "
+        "stay far below it."
+    )
+    [(series, caption, unit, marks)] = shown
+    assert (list(series), unit, marks) == (list(levels), "PSNR in dB", PSNR_LEVELS)
+    assert caption == "Shares of records by the PSNR of the nearest sent image."
     shares = [format_percent(sum(v >= 25 for v in values.tolist()) / 15) for values in levels.values()]
     more = f" (of held-out images {shares[1]})" if outside else ""
     assert section.recovered == f"{shares[0]} of all records are recovered above 25 dB{more}"
@@ -255,6 +264,12 @@ def test_members_are_identified_from_the_images_of_each_round(kind: str) -> None
             cells.append((f"{name}{end}", f"{area:.3f}", str(found.tpr), str(found.fpr)))
             points |= {} if end else {name: found}
     assert rows(section) == cells
+    assert section.parts[0] == (
+        "An adversary with the images scores a candidate by its distance to the nearest image, or by how much closer "
+        "that image is than the second nearest. No model or shadow model is needed. Thresholds for 1 % false positives "
+        "come from one half of the held-out images; rates are counted on the other half. Guessing has equal true- and "
+        "false-positive rates."
+    )
     wanted = Section("")
     judge(wanted, "images", points, "the sent images identify", " (30 members and 71 non-members)")
     assert (section.leaks, section.negatives) == (wanted.leaks, wanted.negatives)

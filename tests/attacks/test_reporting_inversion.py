@@ -117,6 +117,10 @@ def test_the_search_gets_the_options(labels: str, run: Path, monkeypatch: pytest
         "The message of client 1 (the fewest records) in round 1, computed from 3 records, inverted as the server "
         f"could do it: by a search for images that would have caused it (7 steps, 3 start(s), 48 s; {source}). "
     )
+    assert str(section.parts[0]).endswith(
+        "Only one message and one attack were tried, so a failure is no protection. Aligned: after the best change of "
+        "brightness and contrast, which norm layers hide."
+    )
     cells = next(part.cells for part in section.parts if isinstance(part, Table))
     held = [] if outside is None else ["the same number of held-out images"]
     assert [row[0] for row in cells] == ["the client's records", *held]
@@ -452,6 +456,8 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
         refused(lambda given=given: report(run, **given, out=tmp_path), (TypeError, ValueError), said)
     for more in ({}, {"build_message": build, "client": 0}):
         refused(lambda more=more: Inversion(known_labels=True, **more), ValueError, "known_labels .* give owners too")
+    words = r"called as build_message\(down, up\); give a function of both messages that returns an ObservedMessage"
+    refused(lambda: Inversion(build_message=len), TypeError, words)
     assert len(Inversion(owners=torch.arange(6).view(2, 3)).owners) == 2  # type: ignore[arg-type]
     for odd in (torch.rand(3), torch.ones(3, dtype=torch.bool), torch.ones(1, 3, dtype=torch.long), [1]):
         for owners in ([odd, OWNERS[1]], [OWNERS[0], odd]):

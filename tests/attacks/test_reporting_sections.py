@@ -78,7 +78,10 @@ def test_each_client_is_charged_for_all_of_its_replies(tmp_path: Path) -> None:
         assert first == f"Computed again from the ledger: {Ledger(tmp_path / 'ledger.jsonl').guarantee()}."
         start = f"Each of {len(replies)} clients was charged for at least as many releases as it sent replies"
         assert covered.startswith(f"{start} (the smallest surplus is {least}). ")
-        assert last.startswith("The claim was not audited. ")
+        assert last == (
+            "The claim was not audited. It may be false without any trace in this folder: noise that is charged but "
+            "not drawn or too small, a clip that has no effect, a record that is counted twice."
+        )
         assert [line.split("Audit(")[0] for line in paid.missing] == ["whether the claimed epsilon holds: give audit="]
     owing = claim_section(seen(run, replies=[5, 9, 1]), None)
     said = "client 1 sent 9 replies and was charged for 5 releases"
@@ -313,7 +316,10 @@ def test_adversaries_are_listed_with_what_the_folder_has() -> None:
     facts = "method: m; task: t; clients: c; rounds: 1; seed: s"
     assert words(adversary_section(full)) == f'{facts}\nThe transcript holds what the adversary "a" sees: b.'
     private = words(adversary_section(folder(config={"privacy": {}}, transcript=True)))
-    assert private.startswith("This is a private run.")
+    assert private == (
+        "This is a private run. If the server adds the noise (client-level privacy), the messages show more than the "
+        "models do, and the claimed epsilon does not cover them."
+    )
     config["privacy"] = {}
     made = adversary_section(folder(published_set=images(0), config={k: config[k] for k in ("privacy", "transcript")}))
     assert rows(made) == [("recipients of the published set", "its images and labels", "set.safetensors")]

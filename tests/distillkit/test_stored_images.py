@@ -430,6 +430,7 @@ def test_stored_set_says_what_it_is_and_new_labels_end_its_guarantee(stored: Sto
     told = stored.replace(info={"dataset": "x", "split": "train", "client": 0, "epsilon": 1.0})
     assert repr(told).startswith("StoredImages(71 images 3x10x8; 5 classes; mean (0.4, 0.5, 0.6) std")
     assert f"; dataset=x; split=train; client=0; in {stored.path}" in repr(told)
+    assert torch.equal(told[9:].digests, told.digests[9:])
     assert (stored.replace(info={"a": (1,)}).info, stored[[1, 1]].info) == ({"a": [1]}, {"derived": "repeated images"})
     refused(lambda: stored.replace(classes_given="no"), TypeError, "classes_given must be")
     refused(lambda: stored.replace(class_names=["a"]), ValueError, "class_names must be 5 names")

@@ -14,11 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from attacks import align, match
+from attacks import align, match, roc
+from attacks.audit import one_run_lower_bound
 from attacks.inversion import class_counts, invert_linear
-from attacks.membership import VARIANCES, lira, loss, margin, nearest, rmia, shadow_classifier, stable_logit
+from attacks.membership import (
+    VARIANCES,
+    Pipeline,
+    label_only,
+    lira,
+    loss,
+    margin,
+    nearest,
+    rmia,
+    run_shadows,
+    shadow_classifier,
+    stable_logit,
+)  # fmt: skip
 from attacks.membership.lira import Variance
 from distillkit.rng import derive
+from tests.attacks.membership.importable_fit import IMAGES, fit
 from tests.fl.emulated_device import DEVICE, on_second_device, second_device
 from tests.refused import refused
 
@@ -202,11 +216,21 @@ def test_results_are_on_the_device_of_the_first_argument() -> None:
         lambda first: align(first(x), x.flip(0)),
         lambda first: match(first(x), x.flip(0)),
         lambda first: shadow_classifier(first(target), *others[:2], torch.arange(30) % 2),
+        lambda first: label_only(lambda images: images.flatten(1).to("cpu"), first(x), y, shift=1, noise=()),
     ):
         with second_device():
             found = call(lambda one: one.to(DEVICE))
             assert on_second_device(found)
             assert torch.equal(found.to("cpu"), call(lambda one: one))
+    for plain in (
+        lambda first: roc(first(target), others[0][0]).hits,
+        lambda first: one_run_lower_bound(first(target), others[0][0], 30, 0.0, confidence=0.1),
+        lambda first: run_shadows(Pipeline(fit, first(IMAGES), first(torch.arange(20))), 4, progress=False).labels,
+    ):
+        with second_device():
+            found = torch.as_tensor(plain(lambda one: one.to(DEVICE)))
+            assert not on_second_device(found)
+        assert torch.equal(found, torch.as_tensor(plain(lambda one: one)))
 
 
 # Refusals.
