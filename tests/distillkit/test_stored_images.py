@@ -41,7 +41,16 @@ from distillkit.evaluate import evaluate
 from distillkit.generate import separability
 from distillkit.labels import CutMix, Mixup, Relabel, soft_labels, stored_soft_labels
 from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
-from distillkit.privacy import Account, Ledger, Passes, PrivacyError, condense_private, image_sgd, train_private
+from distillkit.privacy import (
+    Account,
+    EmbeddingNetworks,
+    Ledger,
+    Passes,
+    PrivacyError,
+    condense_private,
+    image_sgd,
+    train_private,
+)
 from distillkit.privacy.errors import NotCapturable, PrivateInitialization
 from distillkit.rng import as_generator, derive
 from distillkit.robustness import Corruption
@@ -282,6 +291,9 @@ def test_private_condensation_refuses_code_that_holds_stored_records(
         refused(lambda x=images: private(stored, init=start.replace(images=x)), PrivateInitialization, "private set")
     refused(lambda: private(stored.replace(info={"derived": "k-center"})), PrivacyError, "made from other records")
     assert max(map(len, reads)) < 71
+    reads.clear()
+    private(stored, networks=EmbeddingNetworks(RandomNetworks(factory), chunk=7))
+    assert {*map(len, reads)} - {0} == {14, 71 % 14}  # two whole chunks, the most within 20 images, and the rest
 
 
 IN_MEMORY: dict[str, Callable[[StoredImages], Any]] = {

@@ -91,6 +91,13 @@ class Scoring(Holding):
         return self.head(z) * float(ARRAY.mean())
 
 
+class Multiplying(Holding):
+    """Network whose `forward`, which `features` does not call, reads the records."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1)) * float(ARRAY.mean())
+
+
 class Reading(Holding):
     """Network whose own method reads the records; a subclass inherits it."""
 
@@ -170,6 +177,7 @@ HOLDING: dict[str, Callable[[], nn.Module]] = {
     "labels as an array": lambda: Holding(lambda m, x: x * float(LABELS.sum())),
     "base class": lambda: Inheriting(),
     "classifier": lambda: Scoring(),
+    "forward": lambda: Multiplying(),
     "pixels": lambda: Holding(lambda m, x: x - PIXELS.float().mean(0)),
     "half precision": lambda: Holding(lambda m, x: x - m.held[0].float(), held=[DATA.images[2].bfloat16()]),
     "hook": hooked,
@@ -215,7 +223,8 @@ def test_network_that_holds_records_is_refused(entry: Callable[..., None]) -> No
     assert ledger.events == ()
     assert all(torch.equal(a, b) for a, b in zip(before, PARENT))
     early = Holding(lambda m, x: x if isinstance(x, Tensor) else public())  # a variable that only `train` has assigned
-    for network in (early, Holding(centred, bank=torch.randn(5, 2, 8, 8, generator=derive(1)))):
+    named = Holding(lambda m, x: x * m.AGES, AGES=torch.ones(1))  # as a global variable that holds records
+    for network in (early, named, Holding(centred, bank=torch.randn(5, 2, 8, 8, generator=derive(1)))):
         entry(network if entry in trained else FixedNetwork(network), ledger)
 
 
@@ -294,6 +303,11 @@ def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledIma
             super().__init__(DATA.shape, outputs, width=2, depth=1)
             self.register_buffer("copy", held(self.bank[0]).double())
 
+    class Closing(ConvNet):
+        def __init__(self, outputs: int) -> None:
+            super().__init__(DATA.shape, outputs, width=2, depth=1)
+            self.shift = float(held(clients[0]).sum())
+
     private = DPSGD(sigma=1.0, rate=0.5, size=10)
     method = FedAvg(private, factory=factory, weights="uniform", steps=1)
     assert list(simulate(method, UserList(clients), rounds=1, progress=False).rows[0]["failed"]) == ["1"]
@@ -301,10 +315,10 @@ def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledIma
         DPSGD(sigma=1.0, rate=0.5, size=10, gradients="opacus"), factory=partial(ConvNet, DATA.shape), steps=1,
         weights="uniform", objective=lambda z, y: F.cross_entropy(z * held(clients[0]).sum(), y),
     )  # fmt: skip
-    building = FedAvg(private, factory=Own, weights="uniform", steps=1)
+    building, made = (FedAvg(private, factory=kind, weights="uniform", steps=1) for kind in (Own, Closing))
     plain = FedAvg(factory=partial(ConvNet, DATA.shape), weights="uniform")
     holding = Filtered(plain, type("Own", (Filter,), {"bank": second})(), ClientDP(1.0, 0.5, 1.0))
-    for one in (method, reading, building, holding):  # clients that are all in memory are compared before round 1
+    for one in (method, reading, building, made, holding):  # if all clients are in memory, before round 1
         call = partial(simulate, one, clients, rounds=1, progress=False)
         refused(call, NotCapturable, "^the method FedAvg uses the records themselves .* shares")
 
