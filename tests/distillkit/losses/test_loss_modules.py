@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from distillkit import losses
-from tests.refused import refused
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,24 +50,6 @@ def test_detach_is_passed_on():
     other = Y.clone().requires_grad_()
     assert not losses.SupervisedContrastive()(X, LABELS, other, MORE).requires_grad
     assert losses.SupervisedContrastive(detach_other=False)(X, LABELS, other, MORE).requires_grad
-
-
-def test_unbiased_needs_two_rows_a_side_and_row_cosine_two_dimensions():
-    refused(lambda: losses.gradient_distance([X[0]], [X[1]]), ValueError, "2 or more dimensions")
-    with pytest.raises(ValueError, match="unbiased needs at least 2 rows in x and in y, got 1 and 5"):
-        losses.rbf_mmd(X[:1], Y, unbiased=True)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: losses.supervised_contrastive(X, LABELS, other_embeddings=Y),
-        lambda: losses.supervised_contrastive(X, LABELS, other_labels=MORE),
-        lambda: losses.mean_embedding_distance(X, Y, real_labels=LABELS),
-    ],
-)
-def test_incomplete_pair_is_refused(call):
-    refused(call, ValueError, "must be given together")
 
 
 def test_page_has_a_section_with_a_running_snippet_for_each_name(global_rng_untouched):

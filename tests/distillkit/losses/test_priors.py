@@ -180,14 +180,3 @@ def test_batch_with_the_stored_statistics_has_value_zero():
         value = float(prior.value().detach())
     assert value == pytest.approx(0, abs=1e-12)
     assert gradient.isfinite().all()
-
-
-def test_network_without_batch_norm_is_refused_by_name():
-    with pytest.raises(
-        ValueError, match="must have a BatchNorm layer with running statistics, but Sequential has none"
-    ):
-        BatchNormPrior(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(4, 4), nn.InstanceNorm2d(4)))
-    with pytest.raises(ValueError, match="but BatchNorm2d has none"):
-        BatchNormPrior(nn.BatchNorm2d(3, track_running_stats=False))
-    with pytest.raises(ValueError, match="network must be one with values, .* 'meta'"):
-        BatchNormPrior(nn.BatchNorm2d(3, device="meta"))

@@ -223,12 +223,3 @@ def test_names_denote_the_published_networks() -> None:
         "simple_cnn": 62_006,
         "wrn16_4": 2_748_890,
     }
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"name must be one of 'convnet', .*'wrn16_4', got 'vgg'"):
-        named_network("vgg", (3, 32, 32), 10)
-    with pytest.raises(ValueError, match="the name 'resnet18' fixes depth; use the class ResNet to choose it"):
-        named_network("resnet18", (3, 32, 32), 10, depth=34)
-    with pytest.raises(TypeError, match="dilation"):
-        named_network("convnet", (3, 32, 32), 10, dilation=2)

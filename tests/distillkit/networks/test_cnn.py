@@ -44,8 +44,3 @@ def test_smallest_size_is_accepted(make: type[SimpleCNN], least: int) -> None:
     assert make((1, least, least), 2)(torch.zeros(1, 1, least, least)).shape == (1, 2)
     for shape in ((1, least - 1, least), (1, least, least - 1)):
         refused(partial(make, shape, 2), ValueError, f"at least {least} pixels high and wide")
-
-
-def test_groups_and_pooling_are_those_of_the_network() -> None:
-    refused(lambda: LeNet((1, 28, 28), 10, norm="group", groups=4), ValueError, "groups must divide the 6 channels")
-    refused(lambda: LeNet((1, 28, 28), 10, pooling="none"), ValueError, "pooling must be one of 'avg', 'max'")

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit.networks import ConvNet, build
-from tests.refused import refused
 
 
 def reference(net: ConvNet, images: Tensor, padding: int, norm: str, pooling: str) -> Tensor:
@@ -61,27 +60,6 @@ def test_requested_activation_is_used(activation: str) -> None:
     torch.testing.assert_close(net.features(images), F.avg_pool2d(getattr(F, activation)(conv(images)), 2).flatten(1))
 
 
-@pytest.mark.parametrize(
-    ("shape", "options", "message"),
-    [
-        ((3, 7, 32), {}, "at least 8 pixels high and wide for depth=3"),
-        ((3, 32, 7), {}, r"got \(3, 32, 7\)"),
-        ((3, 32, 32), {"norm": "group", "groups": 3}, "groups must divide the 128 channels"),
-        ((3, 1, 1), {"pooling": "none"}, "more than one pixel"),
-        ((32, 32), {}, r"shape must be \(channels, height, width\)"),
-        ((0, 32, 32), {}, r"shape\[0\] must be at least 1"),
-    ],
-)
-def test_invalid_arguments_are_refused(shape: tuple[int, int, int], options: dict[str, object], message: str) -> None:
-    refused(lambda: ConvNet(shape, 10, **options), ValueError, message)
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 1, 8, 9), (1, 8, 8)])
-def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"shape \[N, 1, 8, 8\] for this network, got \["):
-        ConvNet((1, 8, 8), 2, width=2)(torch.zeros(shape))
-
-
 @pytest.mark.parametrize("norm", ["instance", "group", "layer", "none", "batch"])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 40, 24)])
@@ -115,7 +93,3 @@ def test_hooks_see_all_images_at_once() -> None:
     with net.body[1].register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0]))), torch.no_grad():
         net.features(images)
     assert rows == [20, 20, 20]
-
-
-def test_one_class_is_refused() -> None:
-    refused(lambda: ConvNet((1, 8, 8), 1), ValueError, "num_classes must be at least 2, got 1")

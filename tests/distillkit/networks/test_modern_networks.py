@@ -145,15 +145,6 @@ def test_pretrained_networks_are_fixed() -> None:
     assert found.accuracy == accuracy(pretrained, data())
 
 
-def test_redraw_without_the_generator_is_refused() -> None:
-    count = iter(range(100))
-
-    def redraw(network: nn.Module, generator: torch.Generator) -> None:
-        network.get_parameter("class_token").fill_(float(next(count)))
-
-    refused(lambda: RandomNetworks(vit, redraw), ValueError, "must draw from the generator alone")
-
-
 def test_second_derivative_of_attention_equals_that_of_its_formula() -> None:
     """Fused attention against finite differences, in one chunk and in two."""
     net = build(KeepInit(vit), 0).double().eval()

@@ -116,25 +116,6 @@ def test_images_of_any_size_but_not_other_channels_are_accepted(make: type[ResNe
             net(torch.zeros(shape))
 
 
-@pytest.mark.parametrize(
-    ("make", "shape", "options", "message"),
-    [
-        (ResNet, (3, 32, 32), {"depth": 20}, "depth must be one of 10, 18, 34, 50, got 20"),
-        (CifarResNet, (3, 32, 32), {"depth": 18}, "depth must be 6n.2 .* got 18"),
-        (WideResNet, (3, 32, 32), {"depth": 18}, "depth must be 6n.4 .* got 18"),
-        (ResNet, (3, 32, 32), {"norm": "group", "groups": 5}, "groups must divide the 64 channels"),
-        (ResNet, (1, 8, 8), {"norm": "instance"}, "more than one pixel"),
-        (CifarResNet, (1, 4, 4), {"norm": "instance"}, "more than one pixel"),
-        (WideResNet, (1, 4, 4), {"norm": "instance"}, "more than one pixel"),
-    ],
-)
-def test_invalid_arguments_are_refused(
-    make: type[ResNet], shape: tuple[int, int, int], options: dict[str, int], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(shape, 10, **options)
-
-
 def test_smallest_images_for_instance_norm_are_distinguished() -> None:
     for make, size in ((ResNet, 9), (CifarResNet, 5), (WideResNet, 5)):
         net = build(lambda make=make, size=size: make((1, size, size), 2, width=2, norm="instance"), 0)

@@ -11,7 +11,6 @@ from torch import nn
 from distillkit._utils.batches import uses_batch_statistics
 from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, RandomNetworks, build
 from distillkit.rng import derive
-from tests.refused import refused
 
 SHAPE = (2, 8, 8)
 
@@ -112,19 +111,6 @@ def test_fixed_network_is_a_copy_in_eval_mode() -> None:
     assert torch.equal(flat(drawn), kept)
     assert not uses_batch_statistics(drawn)
     assert model.training
-
-
-def test_invalid_arguments_are_named() -> None:
-    refused(lambda: NetworkBall(convnet(), 0.0), ValueError, "radius must be greater than 0")
-
-    class Bare(nn.Module):
-        def features(self, images: torch.Tensor) -> torch.Tensor:
-            return images.flatten(1)
-
-        def classifier(self, embedding: torch.Tensor) -> torch.Tensor:
-            return embedding
-
-    refused(lambda: NetworkBall(Bare(), 1.0), ValueError, "must have parameters")
 
 
 def test_samplers_are_recreated_from_their_arguments() -> None:
