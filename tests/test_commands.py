@@ -372,9 +372,9 @@ def test_report_of_a_run_is_that_of_the_library(photos: Path, folder: Path, monk
     parts = (more[1].pop("members"), more[1].pop("non_members"))
     assert more == ((Path("run"),), {"progress": False})
     assert all(torch.equal(one.images, own.images) for one, own in zip(parts, load_folder(photos, size=8), strict=True))
-    for name in ("--device", "--held-out", "--root", "--size"):
+    for name in ("--device", "--held-out", "--root", "--size", "--test-fraction"):
         said = f"{name} would change nothing in the report of a run{' without --train' * (name > '--r')}; leave"
-        assert said in run("report", "run", name, "8", code=2).output
+        assert said in run("report", "run", name, "0" if "fraction" in name else "8", code=2).output
 
 
 def test_device_reaches_the_measurement_and_a_page_shows_it(small: LabeledImages, monkeypatch: Any) -> None:

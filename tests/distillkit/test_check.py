@@ -181,6 +181,14 @@ def test_rows() -> None:
         refused(partial(check.matrix, bad, "embeddings"), error, "embeddings must.*" + words)  # type: ignore[arg-type]
 
 
+def test_results_without_a_gradient_are_refused() -> None:
+    assert check.differentiable(leaf := torch.zeros(1, requires_grad=True), "it", "them") is leaf
+    for context in (torch.enable_grad(), torch.no_grad()):
+        with context:
+            words = "it must be differentiable with respect to them, but its result has no gradient; remove detach and"
+            refused(lambda: check.differentiable(torch.zeros(1), "it", "them"), ValueError, words)
+
+
 def test_one_of_and_instance() -> None:
     assert check.one_of("b", "kind", ("a", "b")) == "b"
     for value in ("c", True):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from distillkit._utils.pictures import picture_array, picture_shape
 from distillkit.data import load_folder, open_folder
@@ -172,13 +173,16 @@ def test_a_picture_that_is_turned_after_its_pixels_has_another_shape(tmp_path: P
         refused(partial(load, tmp_path), ValueError, words)
 
 
-@pytest.mark.parametrize("ending", ["jpg", "png", "tiff", "webp"])
+@pytest.mark.parametrize("ending", ["jpg", "png", "raw.png", "tiff", "webp"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_the_header_tells_the_shape(mode: str, orientation: int, ending: str, tmp_path: Path) -> None:
     tags = Image.Exif()
     tags[0x0112] = orientation
-    Image.new(mode, (7, 4)).save(tmp_path / f"a.{ending}", exif=tags)
+    text, raw_profile = PngInfo(), tags.tobytes().hex()  # as ImageMagick writes them
+    text.add_text("Raw profile type exif", f"\nexif\n{len(raw_profile) // 2:8}\n{raw_profile}\n")
+    how: dict[str, Any] = {"pnginfo": text} if "raw" in ending else {"exif": tags}
+    Image.new(mode, (7, 4)).save(tmp_path / f"a.{ending}", **how)
     with Image.open(tmp_path / f"a.{ending}") as picture:
         shape = picture_shape(picture)
         array = picture_array(picture, None, "")
