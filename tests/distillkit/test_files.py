@@ -47,7 +47,7 @@ def test_old_file_exists_until_the_block_ends(tmp_path: Path) -> None:
     path, handles = tmp_path / "a.txt", Path("/proc/self/fd")
     opened = len(os.listdir(handles)) if handles.exists() else 0
     write_atomically(path, "old")
-    for text, error in (("half", RuntimeError), ("new", None)):
+    for text, error in (("half", RuntimeError), ("half", KeyboardInterrupt), ("new", None)):
         with pytest.raises(error) if error else nullcontext(), atomic_replace(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
             assert path.read_text(encoding="utf-8") == "old"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_network_identity_covers_class_shapes_and_function(global_rng_untouched:
         (net(activation=nn.LeakyReLU), {"outputs"}),
         (net(activation=Buffered), {"shapes"}),
         (net(seed=1), {"outputs"}),
+        (nn.Sequential(OrderedDict((f"layer{k}", part) for k, part in enumerate(net()))), {"shapes"}),
         (scaled, {"outputs"}),
         (net(activation=lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4))), {"parameters", "shapes", "outputs"}),
     ):

@@ -398,6 +398,12 @@ def test_domains_by_dirichlet_respects_the_minimum_per_class(
     assert all(torch.equal(a, b) for a, b in zip(assigned, again))
 
 
+def test_domains_are_divided_in_proportions_of_their_own() -> None:
+    labels, domains = torch.arange(600) % 3, torch.arange(600) // 300
+    first, second, *_ = partition.summary(labels, partition.domains_by_dirichlet(labels, domains, 2, min_each=0), 3)
+    assert not torch.equal(first, second)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
