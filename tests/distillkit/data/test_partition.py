@@ -329,6 +329,7 @@ def test_applied_to_another_set_a_partition_keeps_every_clients_mix(name: str, s
     assert torch.equal(partition.summary(taken, partition.apply(labels, parts, taken), 15), before)
     twice = torch.cat([taken, taken])
     assert torch.equal(partition.summary(twice, partition.apply(labels, parts, twice), 15), 2 * before)
+    assert all(map(torch.equal, made, partition.apply(labels, parts, other, generator=seed)))
     again = partition.apply(labels, parts, other, generator=seed + 1)
     assert torch.equal(partition.summary(other, again, 15), after)
     assert not all(torch.equal(a, b) for a, b in zip(made, again))

@@ -342,8 +342,9 @@ def test_the_small_decoder_refuses(arguments: Any) -> None:
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=12), st.integers(1, 400))
 def test_complement_targets_are_proportional_to_the_deficit(counts: list[int], total: int) -> None:
     lacking = [max(counts) - n for n in counts]
-    down = complement_targets(torch.tensor(counts), total=total)
+    down = complement_targets(torch.tensor(counts, dtype=torch.int32), total=total)
     exact = complement_targets(torch.tensor(counts), total=total, rounding="largest_remainder")
+    assert down.dtype == exact.dtype == torch.int64
     if not sum(lacking):
         assert len(down) == len(exact) == 0
         return

@@ -269,4 +269,6 @@ def test_invalid_arguments_are_named(match: str, options: dict[str, Any]) -> Non
 def test_bad_indices_are_refused(indices: Any) -> None:
     refused(lambda: PATCHES.batch(indices), TypeError, r"ind(ex|ices) must be")
     refused(lambda: PATCHES.batch([-1]), IndexError, "got -1")
+    for index in (-1, len(PATCHES)):
+        refused(lambda: PATCHES.set([index], torch.tensor([0])), IndexError, f"got {index}")  # noqa: B023
     refused(lambda: PATCHES[0.5], TypeError, "index must be an int, got float")
