@@ -140,10 +140,12 @@ def test_object_has_the_value_of_the_last_forward_pass_and_can_be_reused_but_not
         model(batch[:, :2])
     assert hooks(model) == 0
     with prior:
-        model(batch)
+        for values in (None, batch):  # before a forward pass, and after it
+            if values is not None:
+                model(values)
+            with pytest.raises(RuntimeError, match="in use"), prior:
+                pass
         first = prior.value()
-        with pytest.raises(RuntimeError, match="in use"), prior:
-            pass
         assert hooks(model) == 2
     with prior:
         with pytest.raises(RuntimeError, match="no forward pass"):

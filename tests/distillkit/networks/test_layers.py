@@ -170,7 +170,7 @@ class TestMaxPool:
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize(("layer", "shape"), [
     (nn.Dropout, (400, 6, 2, 2)), (nn.Dropout1d, (400, 6, 3)), (nn.Dropout2d, (400, 6, 2, 2)),
-    (nn.Dropout3d, (400, 6, 2, 1, 2)),
+    (nn.Dropout3d, (400, 6, 2, 1, 2)), (type("Own", (nn.Dropout2d,), {}), (400, 6, 2, 2)),
 ])  # fmt: skip
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_seeded_dropout_has_the_law_of_the_layer(
