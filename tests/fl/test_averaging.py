@@ -56,24 +56,6 @@ def test_one_round_of_one_weight_equals_the_average_by_hand() -> None:
     assert weight_after(FedAvg(weights="uniform", **options), clients) == pytest.approx(-0.125, abs=1e-7)
 
 
-@pytest.mark.parametrize("name", ["", "small"])
-def test_tied_weights_are_one_weight(name: str) -> None:
-    """The second name of a layer does not bring back the old weight."""
-
-    def tied(outputs: int) -> nn.Module:
-        network = OneWeight(outputs)
-        network.same = network.scale
-        return network
-
-    where = f"{name}/" if name else ""
-    initial = {f"{where}scale.weight": torch.zeros(1, 1)}
-    several: dict[str, Any] = {"factory": {name: tied, "other": OneWeight}, "assign": lambda client: name}
-    method = FedAvg(initial=initial, lr=0.5, **several if name else {"factory": tied})
-    run = simulate(method, [constant(1.0, 0, 3)], rounds=1, progress=False)
-    assert [float(run.server.state[FedAvg.model][f"{where}{n}.weight"]) for n in ("scale", "same")] == [0.25, 0.25]
-    assert float(run.models[name].scale.weight) == 0.25  # type: ignore[union-attr,arg-type]
-
-
 def test_steps_with_momentum_weight_decay_and_lr_decay_follow_formulas() -> None:
     clients = [constant(1.0, 0, 2)]
     w, buffer = 0.3, 0.0
